@@ -1,0 +1,68 @@
+"""The algorithms, one file per paper. The registry is the list of files in this folder."""
+
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from bespokefl.algorithms.base import Algorithm
+from bespokefl.algorithms.hyper import HyperParameter, checked, hyperparameters
+from bespokefl.errors import InputError, unknown_name
+
+__all__ = ["ALGORITHMS", "Algorithm", "AlgorithmSpec", "build_algorithm"]
+
+
+class AlgorithmSpec(NamedTuple):
+    name: str
+    cls: type[Algorithm]
+    summary: str  # one line
+    paper: str
+    hyperparameters: tuple[HyperParameter, ...]
+
+
+def _spec(cls: type[Algorithm]) -> AlgorithmSpec:
+    doc = inspect.getdoc(inspect.getmodule(cls)) or ""
+    return AlgorithmSpec(cls.name, cls, doc.splitlines()[0] if doc else "", cls.paper, hyperparameters(cls))
+
+
+def _registry() -> dict[str, AlgorithmSpec]:
+    found: dict[str, AlgorithmSpec] = {}
+    for info in pkgutil.iter_modules(__path__):
+        module = importlib.import_module(f"{__name__}.{info.name}")
+        for cls in vars(module).values():
+            own = isinstance(cls, type) and issubclass(cls, Algorithm) and cls.__module__ == module.__name__
+            if own and "name" in vars(cls):
+                found[cls.name] = _spec(cls)
+    return dict(sorted(found.items()))
+
+
+ALGORITHMS: dict[str, AlgorithmSpec] = _registry()
+
+
+def build_algorithm(
+    name: str, settings: Mapping[str, Any] | None = None, hyper: Mapping[str, Any] | None = None
+) -> Algorithm:
+    """An algorithm by its registry name, or by ``package.module:Class`` for your own.
+
+    ``settings`` are those of local training (``lr``, ``local_epochs``, ...); ``hyper`` the method's own, which win.
+    """
+    cls = _import(name) if ":" in name else _known(name)
+    return cls(**checked(cls, {**(settings or {}), **(hyper or {})}, name))
+
+
+def _known(name: str) -> type[Algorithm]:
+    if name not in ALGORITHMS:
+        raise unknown_name("algorithm.name", name, ALGORITHMS)
+    return ALGORITHMS[name].cls
+
+
+def _import(name: str) -> type[Algorithm]:
+    module, _, attribute = name.partition(":")
+    try:
+        cls = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise InputError(f"algorithm.name = {name!r} cannot be imported: {error}") from error
+    if not (isinstance(cls, type) and issubclass(cls, Algorithm)):
+        raise InputError(f"algorithm.name = {name!r} is not a class derived from bespokefl.algorithms.Algorithm")
+    return cls

@@ -1,0 +1,76 @@
+"""What every algorithm is: hyper-parameters, a server's round, and the programs of one client."""
+
+import sys
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from bespokefl.algorithms.hyper import hyper
+from bespokefl.cohort import Cohort
+from bespokefl.optim import SGD
+from bespokefl.program import Batches, Call, shuffled
+from bespokefl.task import Task
+from bespokefl.trees import Model, Tree
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """The settings that local training shares; a method adds its own in its paper's symbols.
+
+    Nothing hides on ``self``: the server's state is what ``init`` and ``round`` return, a client's what ``init_client``
+    and a program's ``finish`` return.
+    """
+
+    name: ClassVar[str]
+    paper: ClassVar[str]
+
+    lr: float = hyper(0.1, "eta: step size of local SGD", low=0)
+    momentum: float = hyper(0.0, "momentum of local SGD", low=0, below=1)
+    weight_decay: float = hyper(0.0, "weight decay of local SGD", low=0)
+    local_epochs: int = hyper(5, "E: passes over a client's train split in a round", low=1)
+    batch_size: int | None = hyper(50, "samples of a local step; nothing: the whole split", low=1)
+    drop_last: bool = hyper(False, "drop the last incomplete batch of an epoch")
+    weights: Literal["sample", "uniform"] = hyper("sample", "p_i: aggregation by samples (n_i) or all clients alike")
+    opt_state: Literal["reset", "keep"] = hyper("reset", "momentum at the start of a client's round")
+
+    # the server --------------------------------------------------------------------------------------
+    def init(self, task: Task, x0: Model, n_clients: int, cohort_size: int) -> Tree:
+        """The server's state before the first round."""
+        return {}
+
+    def init_client(self, task: Task, x0: Model) -> Tree:
+        """The state of a client that has not taken part yet, the same for all."""
+        return {}
+
+    def round(self, server: Tree, cohort: Cohort) -> Tree:
+        """One round: the server's next state."""
+        raise NotImplementedError
+
+    def personal_model(self, server: Tree, cohort: Cohort) -> Call:
+        """The program whose upload ``model`` is a client's own model."""
+        raise NotImplementedError
+
+    def global_model(self, server: Tree) -> Model | None:
+        """The server's model; nothing where the method has none."""
+        return None
+
+    def check(self, task: Task, n_clients: int, cohort_size: int) -> None:
+        """Refuses (InputError) hyper-parameters that do not fit the model or the federation."""
+
+    # pieces of a client's program --------------------------------------------------------------------
+    @property
+    def opt(self) -> SGD:
+        return SGD(self.lr, self.momentum, self.weight_decay)
+
+    @property
+    def epochs(self) -> Batches:
+        return shuffled(self.local_epochs, self.batch_size, drop_last=self.drop_last)
+
+    @classmethod
+    def named_tuples(cls) -> dict[str, type]:
+        """The classes of state that its files define, by name: what a checkpoint may rebuild."""
+        found: dict[str, type] = {}
+        for base in reversed(cls.__mro__):
+            for value in vars(sys.modules[base.__module__]).values():
+                if isinstance(value, type) and issubclass(value, tuple) and hasattr(value, "_fields"):
+                    found[value.__name__] = value
+        return found

@@ -1,0 +1,80 @@
+"""Ditto: a personal model beside the global one, pulled towards it (Li et al., ICML 2021).
+
+Algorithm 1: the cohort trains w as in FedAvg, and each client also takes, for its own v_i,
+v_i <- v_i - eta (grad f_i(v_i) + lam (v_i - w)), w being the model of the round's start (not the moving local copy).
+As in the authors' code both updates of a step share the batch, and the global average is uniform.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, NamedTuple
+
+from bespokefl.algorithms.base import Algorithm
+from bespokefl.algorithms.hyper import hyper
+from bespokefl.cohort import Cohort
+from bespokefl.program import Call, Down, Phase, Program
+from bespokefl.scoring import hand_over
+from bespokefl.task import Batch, Task
+from bespokefl.trees import Model, Tree, mean
+
+
+class Kept(NamedTuple):
+    v: Model  # the personal model
+    mx: Model  # momenta (opt_state="keep" only)
+    mv: Model
+
+
+class Two(NamedTuple):
+    x: Model  # the copy of w that is averaged
+    v: Model
+    mx: Model
+    mv: Model
+
+
+@dataclass(frozen=True)
+class Ditto(Algorithm):
+    name: ClassVar[str] = "ditto"
+    paper: ClassVar[str] = "Li et al., Ditto: Fair and Robust Federated Learning Through Personalization, ICML 2021"
+
+    lam: float = hyper(1.0, "lambda: pull of the personal model towards the global one, eq. (1)", low=0)
+    weights: Literal["sample", "uniform"] = hyper("uniform", "p_i: aggregation by samples (n_i) or all clients alike")
+
+    def init(self, task: Task, x0: Model, n_clients: int, cohort_size: int) -> Tree:
+        return {"w": x0}
+
+    def init_client(self, task: Task, x0: Model) -> Kept:
+        m = self.opt.init(task.params(x0)) if self.opt_state == "keep" else {}
+        return Kept(x0, m, m)
+
+    def round(self, server: Tree, cohort: Cohort) -> Tree:
+        up = cohort.run(self.train, shared={"w": server["w"]})
+        return {"w": mean(up.x, up.weights(self.weights))}
+
+    def global_model(self, server: Tree) -> Model:
+        w: Model = server["w"]
+        return w
+
+    def personal_model(self, server: Tree, cohort: Cohort) -> Call:
+        return Call(Program(self.own, (), hand_over))
+
+    # one client --------------------------------------------------------------------------------------
+    @property
+    def train(self) -> Program:
+        return Program(self.begin, (Phase(self.step, self.epochs),), self.finish)
+
+    def begin(self, task: Task, down: Down, kept: Kept) -> Two:
+        if self.opt_state == "keep":
+            return Two(down.w, kept.v, kept.mx, kept.mv)
+        m = self.opt.init(task.params(down.w))
+        return Two(down.w, kept.v, m, m)
+
+    def step(self, task: Task, down: Down, c: Two, batch: Batch) -> Two:
+        p, q = task.grad(c.x, batch), task.grad(c.v, batch)
+        x, mx = self.opt.step(c.x, p.grad, c.mx)
+        v, mv = self.opt.step(c.v, {k: g + self.lam * (c.v[k] - down.w[k]) for k, g in q.grad.items()}, c.mv)
+        return Two(x | p.buffers, v | q.buffers, mx, mv)
+
+    def finish(self, task: Task, down: Down, c: Two) -> tuple[dict[str, Tree], Kept]:
+        return {"x": c.x}, Kept(c.v, c.mx, c.mv) if self.opt_state == "keep" else Kept(c.v, {}, {})
+
+    def own(self, task: Task, down: Down, kept: Kept) -> Model:
+        return kept.v

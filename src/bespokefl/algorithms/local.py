@@ -1,0 +1,58 @@
+"""Local: every client trains alone; the baseline that federation has to beat, client by client.
+
+A client trains E epochs in the rounds in which it is sampled, so that every method gets the same computation;
+``local_every_round`` trains all clients in every round instead. Nothing is sent.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+from bespokefl.algorithms.base import Algorithm
+from bespokefl.algorithms.hyper import hyper
+from bespokefl.cohort import Cohort
+from bespokefl.program import Call, Down, Phase, Program
+from bespokefl.scoring import hand_over
+from bespokefl.task import Batch, Task
+from bespokefl.trees import Model, Tree
+
+
+class Own(NamedTuple):
+    x: Model
+    m: Model  # momentum
+
+
+@dataclass(frozen=True)
+class Local(Algorithm):
+    name: ClassVar[str] = "local"
+    paper: ClassVar[str] = "no federation: each client on its own data"
+
+    local_every_round: bool = hyper(False, "train all clients in every round, not only those sampled")
+
+    def init_client(self, task: Task, x0: Model) -> Own:
+        return Own(x0, self.opt.init(task.params(x0)) if self.opt_state == "keep" else {})
+
+    def round(self, server: Tree, cohort: Cohort) -> Tree:
+        (cohort.everyone() if self.local_every_round else cohort).run(self.train)
+        return server
+
+    def personal_model(self, server: Tree, cohort: Cohort) -> Call:
+        return Call(Program(self.own, (), hand_over))
+
+    # one client --------------------------------------------------------------------------------------
+    @property
+    def train(self) -> Program:
+        return Program(self.begin, (Phase(self.step, self.epochs),), self.finish)
+
+    def begin(self, task: Task, down: Down, own: Own) -> Own:
+        return own if self.opt_state == "keep" else Own(own.x, self.opt.init(task.params(own.x)))
+
+    def step(self, task: Task, down: Down, c: Own, batch: Batch) -> Own:
+        p = task.grad(c.x, batch)
+        x, m = self.opt.step(c.x, p.grad, c.m)
+        return Own(x | p.buffers, m)
+
+    def finish(self, task: Task, down: Down, c: Own) -> tuple[dict[str, Tree], Own]:
+        return {}, Own(c.x, c.m if self.opt_state == "keep" else {})
+
+    def own(self, task: Task, down: Down, own: Own) -> Model:
+        return own.x

@@ -1,0 +1,119 @@
+"""From a configuration to the objects that run it, and back: the resolved configuration of one run."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, fields
+from typing import Any
+
+import torch
+
+from bespokefl import models
+from bespokefl.algorithms import Algorithm, build_algorithm
+from bespokefl.config import AlgorithmChoice, Document, Experiment
+from bespokefl.data import PARTITIONS, SOURCES, FederatedData, load
+from bespokefl.data.options import option_names, parse_options
+from bespokefl.engines import Engine, build_engine
+from bespokefl.federation import Federation
+from bespokefl.rng import derived_seed
+from bespokefl.task import Task
+
+
+def load_data(experiment: Experiment, seed: int) -> FederatedData:
+    """The clients' data of a run; the partition is drawn by data.seed where it is set, else by the run's seed."""
+    section = experiment.data
+    keys = section.model_dump(exclude={"options", "seed"}) | section.options
+    return load(**keys, seed=data_seed(experiment, seed))
+
+
+def data_seed(experiment: Experiment, seed: int) -> int:
+    return seed if experiment.data.seed is None else experiment.data.seed
+
+
+def make_module(experiment: Experiment, seed: int, data: FederatedData) -> torch.nn.Module:
+    """The initial network, the same for every algorithm of a seed; torch's own random state is left as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derived_seed(seed, "init"))
+        section = experiment.model
+        return models.build(section.name, data.input_shape, len(data.classes), **section.options)
+
+
+def make_task(experiment: Experiment, seed: int, data: FederatedData) -> Task:
+    precision = experiment.engine.precision
+    dtype = torch.float64 if precision == "float64" else torch.float32
+    module = make_module(experiment, seed, data)
+    return Task(module, head=experiment.model.head, dtype=dtype, bf16=precision == "bf16")
+
+
+def make_engine(experiment: Experiment) -> Engine:
+    section = experiment.engine.model_dump(exclude={"precision"})
+    return build_engine(section.pop("name"), section.pop("device"), **section)
+
+
+def make_algorithm(experiment: Experiment, choice: AlgorithmChoice) -> Algorithm:
+    return build_algorithm(choice.name, _settings(experiment), choice.hyper)
+
+
+def _settings(experiment: Experiment) -> Document:
+    """What [train] says about local training, in the algorithms' terms."""
+    settings = experiment.train.model_dump(exclude={"rounds", "participation"})
+    return settings | {"batch_size": None if settings["batch_size"] == "full" else settings["batch_size"]}
+
+
+def make_federation(experiment: Experiment, choice: AlgorithmChoice, seed: int, data: FederatedData) -> Federation:
+    return Federation(
+        make_task(experiment, seed, data),
+        data,
+        make_algorithm(experiment, choice),
+        engine=make_engine(experiment),
+        seed=seed,
+        participation=experiment.train.participation,
+    )
+
+
+def resolved(experiment: Experiment, choice: AlgorithmChoice, seed: int, data: FederatedData, task: Task) -> Document:
+    """The configuration of one run with every default filled in: running it again repeats the run."""
+    return {
+        "seeds": [seed],
+        "algorithm": {"name": choice.name, "label": choice.label} | _hyper(experiment, choice),
+        "data": _resolved_data(experiment, seed, data),
+        "model": _resolved_model(experiment, task),
+        "train": experiment.train.model_dump(),
+        "eval": experiment.eval.model_dump(),
+        "engine": experiment.engine.model_dump(),
+        "checkpoint": experiment.checkpoint.model_dump(),
+        "output": experiment.output.model_dump(),
+    }
+
+
+def _hyper(experiment: Experiment, choice: AlgorithmChoice) -> Document:
+    """The hyper-parameters, without those of local training that [train] holds already."""
+    algorithm = make_algorithm(experiment, choice)
+    told = _settings(experiment).keys() - choice.hyper.keys()
+    return _plain({f.name: getattr(algorithm, f.name) for f in fields(algorithm) if f.name not in told})
+
+
+def _resolved_data(experiment: Experiment, seed: int, data: FederatedData) -> Document:
+    section = experiment.data
+    source, partition = SOURCES[section.source].options, PARTITIONS[section.partition].options
+    of_source = {key: value for key, value in section.options.items() if key in option_names(source)}
+    return {
+        **section.model_dump(exclude={"options"}),
+        "root": None if section.root is None else os.path.abspath(os.path.expanduser(section.root)),
+        "clients": data.clients,
+        "test": data.record["split"]["test"],
+        "val": data.record["split"]["val"],
+        "seed": data_seed(experiment, seed),
+        **_plain(asdict(parse_options(source, of_source, f"source {section.source!r}"))),
+        **_plain({key: data.record["partition"][key] for key in option_names(partition)}),
+    }
+
+
+def _resolved_model(experiment: Experiment, task: Task) -> Document:
+    spec = models.MODELS.get(experiment.model.name)
+    defaults = spec.options if spec else {}
+    return {"name": experiment.model.name, "head": task.head_name} | _plain(defaults | experiment.model.options)
+
+
+def _plain(values: Mapping[str, Any]) -> Document:
+    """Values as TOML reads them back."""
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}

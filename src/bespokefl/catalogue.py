@@ -1,0 +1,102 @@
+"""What there is to choose from, for `bespoke list`, and where the shipped experiments lie."""
+
+import dataclasses
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from bespokefl.errors import unknown_name
+
+Entry = dict[str, Any]  # name, description, and what else a kind has; JSON-able
+
+
+def algorithms() -> list[Entry]:
+    from bespokefl.algorithms import ALGORITHMS
+
+    return [
+        {
+            "name": spec.name,
+            "description": spec.summary,
+            "paper": spec.paper,
+            "options": {hyper.name: hyper._asdict() for hyper in spec.hyperparameters},
+        }
+        for spec in ALGORITHMS.values()
+    ]
+
+
+def datasets() -> list[Entry]:
+    from bespokefl.data import SOURCES
+
+    return [
+        {
+            "name": source.name,
+            "description": source.description,
+            "files": source.files,
+            "options": _defaults(source.options),
+        }
+        for source in SOURCES.values()
+    ]
+
+
+def models() -> list[Entry]:
+    from bespokefl.models import MODELS
+
+    return [{"name": m.name, "description": m.description, "options": dict(m.options)} for m in MODELS.values()]
+
+
+def partitions() -> list[Entry]:
+    from bespokefl.data import PARTITIONS
+
+    return [
+        {"name": p.name, "description": p.description, "options": _defaults(p.options)} for p in PARTITIONS.values()
+    ]
+
+
+def experiments() -> list[Entry]:
+    return [
+        {"name": name, "description": _title(path), "file": str(path), "options": {}}
+        for name, path in sorted(_experiment_files().items())
+    ]
+
+
+KINDS: dict[str, Callable[[], list[Entry]]] = {
+    "algorithms": algorithms,
+    "datasets": datasets,
+    "models": models,
+    "partitions": partitions,
+    "experiments": experiments,
+}
+
+
+def listing(kind: str) -> list[Entry]:
+    if kind not in KINDS:
+        raise unknown_name("list", kind, KINDS)
+    return KINDS[kind]()
+
+
+def experiment_file(name: str) -> Path:
+    """The TOML file of a shipped experiment, or of one in ./experiments."""
+    known = _experiment_files()
+    if name not in known:
+        raise unknown_name("experiment", name, known)
+    return known[name]
+
+
+def _experiment_files() -> dict[str, Path]:
+    """By name; the current directory first, then the installed package, then the checkout it is run from."""
+    package = Path(__file__).resolve().parent
+    places = (package.parents[1] / "experiments", package / "experiments", Path("experiments"))
+    return {path.stem: path for place in places for path in sorted(place.glob("*.toml"))}
+
+
+def _title(path: Path) -> str:
+    try:
+        title = tomllib.loads(path.read_text(encoding="utf-8")).get("paper", {}).get("title", "")
+    except (OSError, tomllib.TOMLDecodeError, AttributeError) as error:
+        return f"cannot be read: {error}"
+    return str(title)
+
+
+def _defaults(options: type[Any]) -> dict[str, Any]:
+    return {field.name: field.default for field in dataclasses.fields(options)}

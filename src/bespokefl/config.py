@@ -1,0 +1,149 @@
+"""The configuration of an experiment: every key that its TOML file may hold, with its type and default."""
+
+import contextlib
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from bespokefl.errors import InputError
+
+Document = dict[str, Any]
+Positive = Annotated[int, Field(ge=1)]
+Seed = Annotated[int, Field(ge=0)]
+
+
+class Section(BaseModel):
+    """A table of the file. Values are taken as they are: "5" is not 5, and true is not 1."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class DataSection(Section):
+    source: str = "digits"
+    root: str | None = None  # the file or folder that holds the data
+    clients: Positive | None = None  # None: 20, or as many as there are domains
+    partition: str = "dirichlet"
+    normalize: str = "unit"
+    test: float | None = None  # fractions of each client's samples; None: the partition's own
+    val: float | None = None
+    seed: Seed | None = None  # of the partition; None: the run's seed
+    max_samples: Positive | None = None
+    options: Document = {}  # those of the source and the partition
+
+
+class ModelSection(Section):
+    name: str = "mlp"
+    head: str | None = None  # None: the module `head`, or else the last layer with parameters
+    options: Document = {}
+
+
+class TrainSection(Section):
+    rounds: Positive = 100
+    local_epochs: Positive = 5
+    batch_size: Positive | Literal["full"] = 50
+    lr: Annotated[float, Field(gt=0)] = 0.05
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    participation: Annotated[float, Field(gt=0, le=1)] = 1.0
+    drop_last: bool = False  # leave an incomplete last batch of an epoch out
+
+
+class EvalSection(Section):
+    every: Positive = 1  # rounds; the last one is always evaluated
+    select: Literal["auto", "last", "val", "best_test"] = "auto"  # auto: val with validation data, else last
+    s_fraction: Annotated[float, Field(ge=0, le=1)] = 0.1  # c of the S-accuracy
+    cross: bool | Literal["auto"] = "auto"  # S- and G-accuracy; auto: where they cost seconds
+
+
+class EngineSection(Section):
+    name: str = "vectorized"
+    device: str = "auto"
+    precision: Literal["float32", "float64", "bf16"] = "float32"
+    compile: bool | Literal["auto"] = "auto"
+    tf32: bool = True
+    lanes: Positive | None = None
+    stack: Positive | None = None
+
+
+class CheckpointSection(Section):
+    every: Positive | Literal["auto"] = "auto"  # auto: as often as costs less than 3 % of the time
+
+
+class OutputSection(Section):
+    personal: bool = False  # write each client's model
+
+
+class PaperSection(Section):
+    """What a paper reports, for `bespoke reproduce`."""
+
+    title: str = ""
+    accuracy: dict[str, float] = {}  # mean client accuracy in percent, by label
+
+
+class AlgorithmChoice(Section):
+    name: str
+    label: str  # names the folder and the row in tables
+    hyper: Document = {}
+    key: str = "algorithm"  # where it stands in the file
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where each key was set, for messages."""
+
+    file: str | None = None
+    lines: Mapping[str, int] = field(default_factory=dict)
+    from_command: frozenset[str] = frozenset()
+
+    @contextlib.contextmanager
+    def located(self, algorithm: str = "algorithm") -> Iterator[None]:
+        """Adds the place to an InputError that leaves the block; ``algorithm.*`` stands at the given key."""
+        try:
+            yield
+        except InputError as error:
+            place = self._place(str(error), algorithm)
+            raise (InputError(f"{error} ({place})") if place else error) from error.__cause__
+
+    def _place(self, message: str, algorithm: str) -> str | None:
+        for token in re.findall(r"[A-Za-z_][\w-]*(?:\.[\w+-]+)*", message):
+            if "." not in token and token not in ("seeds", "algorithms"):
+                continue
+            if token in self.from_command:
+                return "from the command line"
+            at_entry = re.sub(r"^algorithm(?=\.)", algorithm, token)
+            for key in (at_entry, token, at_entry.removesuffix(".name")):
+                if key in self.lines:
+                    return f"{self.file}, line {self.lines[key]}"
+        return None
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A checked configuration: some algorithms, some seeds, one setting."""
+
+    algorithms: tuple[AlgorithmChoice, ...]
+    seeds: tuple[int, ...]
+    data: DataSection
+    model: ModelSection
+    train: TrainSection
+    eval: EvalSection
+    engine: EngineSection
+    checkpoint: CheckpointSection
+    output: OutputSection
+    paper: PaperSection
+    origin: Origin
+
+
+SECTIONS: dict[str, type[Section]] = {
+    "data": DataSection,
+    "model": ModelSection,
+    "train": TrainSection,
+    "eval": EvalSection,
+    "engine": EngineSection,
+    "checkpoint": CheckpointSection,
+    "output": OutputSection,
+    "paper": PaperSection,
+}

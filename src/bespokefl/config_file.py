@@ -1,0 +1,212 @@
+"""Reading an experiment: its TOML file, and the settings of the command line on top.
+
+Every message names the key, the value seen and what is allowed; where the value came from a file, its line is added.
+"""
+
+import itertools
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from bespokefl.algorithms import build_algorithm
+from bespokefl.config import (
+    SECTIONS,
+    AlgorithmChoice,
+    DataSection,
+    Document,
+    Experiment,
+    ModelSection,
+    Origin,
+    Section,
+)
+from bespokefl.data import PARTITIONS, SOURCES
+from bespokefl.data.options import lookup, option_names
+from bespokefl.errors import InputError, unknown_name
+from bespokefl.models import MODELS
+from bespokefl.tomlfile import key_lines, parse_value
+
+Setting = tuple[str, Any]  # a dotted key and its value, as given by --set
+S = TypeVar("S", bound=Section)
+
+_TOP_KEYS = ("seeds", "algorithms", "algorithm", *SECTIONS)
+
+
+def read_experiment(path: Path, settings: Sequence[Setting] = ()) -> Experiment:
+    """The experiment of a TOML file, with the settings of the command line on top."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} cannot be read ({error}); give the path of an experiment's TOML file.") from None
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"{path} is not valid TOML: {error}.") from None
+    return parse_experiment(document, settings, Origin(str(path), key_lines(text)))
+
+
+def parse_experiment(document: Document, settings: Sequence[Setting] = (), origin: Origin | None = None) -> Experiment:
+    """The experiment of a parsed document, with the settings of the command line on top."""
+    known = origin or Origin()
+    origin = Origin(known.file, known.lines, frozenset(key for key, _ in settings))
+    with origin.located():
+        document = _with_settings(document, settings)
+        for key, value in document.items():
+            if key not in _TOP_KEYS:
+                raise unknown_name("key", key, _TOP_KEYS)
+            if (key in SECTIONS or key == "algorithm") and not isinstance(value, Mapping):
+                raise InputError(f"{key} = {value!r} should be a table: [{key}] with one line per key.")
+        sections = {name: _section(name, kind, document.get(name, {})) for name, kind in SECTIONS.items()}
+        seeds = _seeds(document.get("seeds", [0]))
+    return Experiment(_algorithms(document, origin), seeds, **sections, origin=origin)  # type: ignore[arg-type]
+
+
+def parse_setting(text: str) -> Setting:
+    """``key=value`` of the command line."""
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise InputError(f"--set {text!r} is not key=value; write for example --set train.rounds=10.")
+    return key.strip(), parse_value(value)
+
+
+def _with_settings(document: Mapping[str, Any], settings: Sequence[Setting]) -> Document:
+    """A copy with the settings applied; what is chosen anew does not take over the options of the file's choice."""
+    out: Document = {key: dict(value) if isinstance(value, Mapping) else value for key, value in document.items()}
+    chosen = dict(settings)
+    if "algorithms" in chosen:
+        out.pop("algorithm", None)
+    if "algorithm.name" in chosen:
+        out.pop("algorithms", None)
+        if out.get("algorithm", {}).get("name") != chosen["algorithm.name"]:
+            out["algorithm"] = {}
+    for name, kind, choices in (("data", DataSection, ("source", "partition")), ("model", ModelSection, ("name",))):
+        anew = {key: chosen[f"{name}.{key}"] for key in choices if f"{name}.{key}" in chosen}
+        if anew and isinstance(given := out.get(name), dict):
+            gone = set(_option_names(kind, given)) - set(_option_names(kind, given | anew))
+            out[name] = {key: value for key, value in given.items() if key not in gone}
+    for key, value in settings:
+        *path, last = key.split(".")
+        table = out
+        for depth, part in enumerate(path, start=1):
+            table = table.setdefault(part, {})
+            if not isinstance(table, dict):
+                raise InputError(f"{'.'.join(path[:depth])} is not a table, so {key} cannot be set in it.")
+        table[last] = value
+    return out
+
+
+def _section(name: str, kind: type[S], given: Mapping[str, Any]) -> S:
+    """One table, its options apart from the keys that every such table has."""
+    fields = [key for key in kind.model_fields if key != "options"]
+    options = {key: value for key, value in given.items() if key not in fields}
+    taken = kind is ModelSection and ":" in str(given.get("name", ""))  # a user's own factory takes what it likes
+    allowed = [*fields, *_option_names(kind, given)]
+    for key in options:
+        if not taken and key not in allowed:
+            raise unknown_name(f"{name}.{key}", options[key], allowed, what=f"a key of [{name}]", seen=key)
+    values = {key: value for key, value in given.items() if key in fields} | ({"options": options} if options else {})
+    return _validated(name, kind, values)
+
+
+def _validated(name: str, kind: type[S], values: Mapping[str, Any]) -> S:
+    try:
+        return kind.model_validate(dict(values))
+    except ValidationError as invalid:
+        errors = invalid.errors()
+        key = str(errors[0]["loc"][0])
+        reasons = dict.fromkeys(e["msg"].removeprefix("Input ") for e in errors if e["loc"][0] == key)
+        raise InputError(f"{name}.{key} = {values.get(key)!r}: {', or '.join(reasons)}.") from None
+
+
+def _option_names(kind: type[Section], given: Mapping[str, Any]) -> list[str]:
+    """The options of the chosen source and partition, or of the chosen model."""
+    if kind is DataSection:
+        section = DataSection()
+        source = lookup("data.source", given.get("source", section.source), SOURCES)
+        partition = lookup("data.partition", given.get("partition", section.partition), PARTITIONS)
+        return [*option_names(source.options), *option_names(partition.options)]
+    if kind is ModelSection:
+        spec = MODELS.get(given.get("name", ModelSection().name))
+        return list(spec.options) if spec else []
+    return []
+
+
+def _seeds(value: object) -> tuple[int, ...]:
+    whole = isinstance(value, list) and all(type(seed) is int and seed >= 0 for seed in value)
+    if not isinstance(value, list) or not whole or not value or len(set(value)) != len(value):
+        raise InputError(f"seeds = {value!r}: should be a list of different whole numbers from 0 on, such as [0, 1].")
+    return tuple(value)
+
+
+def _algorithms(document: Mapping[str, Any], origin: Origin) -> tuple[AlgorithmChoice, ...]:
+    """The list ``algorithms``, or the single table ``algorithm``; beside a list, the table holds shared values."""
+    table: Document = document.get("algorithm", {})
+    with origin.located():
+        if "algorithms" not in document:
+            if "name" not in table:
+                raise InputError("algorithms is missing: list some, such as algorithms = ['local', 'fedavg'].")
+            return (_choice(table, "algorithm"),)
+        listed = document["algorithms"]
+        if not isinstance(listed, list) or not listed:
+            raise InputError(f"algorithms = {listed!r}: should be a list of names or of tables with a name.")
+        if "name" in table:
+            raise InputError(f"algorithm.name = {table['name']!r} stands beside algorithms; keep one of the two.")
+    choices = []
+    tables = itertools.count()
+    for entry in listed:
+        key = "algorithms" if isinstance(entry, str) else f"algorithms.{next(tables)}"  # as `key_lines` counts them
+        with origin.located(key):
+            choices.append(_choice({"name": entry} if isinstance(entry, str) else entry, key))
+    with origin.located():
+        _check_labels(choices)
+        for hyper, value in table.items():
+            choices = _spread(choices, hyper, value, wins=f"algorithm.{hyper}" in origin.from_command)
+    return tuple(choices)
+
+
+def _choice(entry: object, key: str) -> AlgorithmChoice:
+    if not isinstance(entry, Mapping) or not isinstance(entry.get("name"), str):
+        raise InputError(f"{key} = {entry!r}: should be a name, or a table with a name and hyper-parameters.")
+    _hyper_names(entry["name"])  # refuses a name that is not known
+    label = entry.get("label", entry["name"].rpartition(":")[2])
+    if not isinstance(label, str) or not re.fullmatch(r"[A-Za-z0-9][\w+.-]*", label):
+        raise InputError(
+            f"algorithm.label = {label!r}: names a folder; should be letters, digits, and + - _ . after the first."
+        )
+    hyper = {name: value for name, value in entry.items() if name not in ("name", "label")}
+    return AlgorithmChoice(name=entry["name"], label=label, hyper=hyper, key=key)
+
+
+def _check_labels(choices: Sequence[AlgorithmChoice]) -> None:
+    seen: set[str] = set()
+    for choice in choices:
+        if choice.label.lower() in seen:  # some file systems do not tell the cases apart
+            raise InputError(
+                f"algorithms holds the label {choice.label!r} twice, and each needs a folder of its own: "
+                f"write {{name = {choice.name!r}, label = 'another-name', ...}}."
+            )
+        seen.add(choice.label.lower())
+
+
+def _spread(choices: Sequence[AlgorithmChoice], hyper: str, value: Any, *, wins: bool) -> list[AlgorithmChoice]:
+    """Give a shared hyper-parameter to every algorithm that has it; ``wins`` over an entry's own value."""
+    names = {choice.name: _hyper_names(choice.name) for choice in choices}
+    if not any(hyper in known for known in names.values()):
+        every = sorted({name for known in names.values() for name in known})
+        what = "a hyper-parameter of any of these algorithms"
+        raise unknown_name(f"algorithm.{hyper}", value, every, what=what, seen=hyper)
+
+    def given(choice: AlgorithmChoice) -> AlgorithmChoice:
+        if hyper not in names[choice.name] or (hyper in choice.hyper and not wins):
+            return choice
+        return choice.model_copy(update={"hyper": choice.hyper | {hyper: value}})
+
+    return [given(choice) for choice in choices]
+
+
+def _hyper_names(algorithm: str) -> list[str]:
+    return [field.name for field in fields(build_algorithm(algorithm))]

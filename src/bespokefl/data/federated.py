@@ -1,0 +1,120 @@
+"""The clients' data as every engine reads them: one stack of rows, and each client's row numbers."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from bespokefl.data.arrays import ClientArrays, read_blocks, stack_inputs, stack_targets
+from bespokefl.data.dataset import IntArray
+from bespokefl.data.splits import SPLITS, Splits, check_fractions, split_client
+from bespokefl.errors import InputError, unknown_name
+
+
+@dataclass(frozen=True, eq=False)
+class FederatedData:
+    """Rows are stored once; a client is its row numbers per split. Rows may be shared and need no order."""
+
+    x: torch.Tensor  # (rows, ...), floating, normalised
+    y: torch.Tensor  # (rows,) int64 labels, or floating regression targets
+    splits: Splits  # "train", "val", "test": the row numbers of each client; val may be empty for all
+    classes: tuple[str, ...]  # empty for regression
+    client_names: tuple[str, ...]
+    record: dict[str, Any]  # how these clients came about, for the run's files (JSON)
+
+    def __post_init__(self) -> None:
+        if set(self.splits) != set(SPLITS):
+            raise InputError(f"splits has the keys {sorted(self.splits)}; it needs exactly {', '.join(SPLITS)}.")
+        for split, rows in self.splits.items():
+            if len(rows) != self.clients:
+                raise InputError(
+                    f"splits[{split!r}] has {len(rows)} clients but client_names has {self.clients}; make them agree."
+                )
+        used = np.concatenate([rows for split in SPLITS for rows in self.splits[split]])
+        if len(self.x) != len(self.y) or (len(used) and not 0 <= used.min() <= used.max() < len(self.x)):
+            raise InputError(
+                f"splits names rows {used.min()} to {used.max()}, but x has {len(self.x)} rows and y {len(self.y)}; "
+                "give x and y the same length and row numbers inside it."
+            )
+
+    @property
+    def clients(self) -> int:
+        """The number of clients."""
+        return len(self.client_names)
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """The shape of one sample."""
+        return tuple(self.x.shape[1:])
+
+    def sizes(self, split: str) -> IntArray:
+        """The number of samples of each client."""
+        return np.array([len(rows) for rows in self._rows(split)], dtype=np.int64)
+
+    def counts(self, split: str) -> IntArray:
+        """Samples of each client (row) in each class (column)."""
+        if not self.classes:
+            raise InputError("counts needs class labels, but these data have regression targets (floating y).")
+        sizes = self.sizes(split)
+        owner = np.repeat(np.arange(self.clients), sizes)
+        labels = self.y.cpu().numpy()[np.concatenate(self._rows(split))]
+        cells = np.bincount(owner * len(self.classes) + labels, minlength=self.clients * len(self.classes))
+        return cells.reshape(self.clients, len(self.classes)).astype(np.int64)
+
+    def _rows(self, split: str) -> tuple[IntArray, ...]:
+        if split not in self.splits:
+            raise unknown_name("split", split, SPLITS)
+        return self.splits[split]
+
+    @classmethod
+    def from_arrays(
+        cls,
+        clients: Sequence[ClientArrays] | Mapping[str, ClientArrays],
+        test: float = 0.25,
+        val: float = 0.0,
+        seed: int = 0,
+        classes: Sequence[str] | None = None,
+    ) -> "FederatedData":
+        """Your own data: per client (x, y), or {"train": (x, y), "test": (x, y)} and optionally "val".
+
+        Arrays or tensors; a mapping names the clients. A plain (x, y) is split at random by the fractions `test` and
+        `val`. float64 inputs stay float64, uint8 inputs are scaled to [0, 1], others become float32. Integer y are
+        labels 0, 1, ...; floating y are regression targets.
+        """
+        names = tuple(clients) if isinstance(clients, Mapping) else tuple(str(i) for i in range(len(clients)))
+        entries = list(clients.values()) if isinstance(clients, Mapping) else clients
+        if not entries:
+            raise InputError("clients is empty; give one entry (x, y) per client.")
+        blocks = read_blocks(entries, names)
+        x = stack_inputs(blocks)
+        y = stack_targets(blocks, x.dtype)
+
+        check_fractions(test, val)
+        none = np.empty(0, dtype=np.int64)
+        parts: dict[str, list[IntArray]] = {split: [none] * len(names) for split in SPLITS}
+        starts = np.cumsum([0] + [len(block.x) for block in blocks])
+        for block, start in zip(blocks, starts[:-1], strict=True):
+            rows = np.arange(start, start + len(block.x), dtype=np.int64)
+            if block.split:
+                parts[block.split][block.client] = rows
+                continue
+            drawn = split_client(rows, block.client, names[block.client], test, val, seed)
+            for split, own in zip(SPLITS, drawn, strict=True):
+                parts[split][block.client] = own
+        record = {"source": {"name": "arrays"}, "split": {"test": test, "val": val, "seed": seed}}
+        splits = {split: tuple(per_client) for split, per_client in parts.items()}
+        return cls(x, y, splits, _class_names(y, classes), names, record)
+
+
+def _class_names(y: torch.Tensor, given: Sequence[str] | None) -> tuple[str, ...]:
+    """The given names, or the label numbers; none for regression."""
+    if y.is_floating_point():
+        if given is not None:
+            raise InputError("classes is given, but y is floating (regression); give integer labels or leave it out.")
+        return ()
+    highest = int(y.max())
+    if given is not None and highest >= len(given):
+        raise InputError(f"classes has {len(given)} names, but y holds the label {highest}; name every class.")
+    return tuple(given) if given is not None else tuple(str(label) for label in range(highest + 1))

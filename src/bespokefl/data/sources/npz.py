@@ -1,0 +1,145 @@
+"""NumPy archives: a user's own (`npz`), and the datasets that come as one (`usps`, `organamnist`)."""
+
+import lzma
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from bespokefl.data.dataset import Dataset
+from bespokefl.data.options import NoOptions
+from bespokefl.data.sources.base import DIGITS, Source, find, folders, train_test
+from bespokefl.errors import InputError
+
+Arrays = dict[str, npt.NDArray[Any]]
+POOLED, SPLIT = ("x", "y"), ("x_train", "y_train", "x_test", "y_test")
+OPTIONAL = ("is_test", "domain", "classes", "domains")
+ORGANS = (
+    "bladder",
+    "femur-left",
+    "femur-right",
+    "heart",
+    "kidney-left",
+    "kidney-right",
+    "liver",
+    "lung-left",
+    "lung-right",
+    "pancreas",
+    "spleen",
+)
+
+
+def read_npz(path: Path, *required: str) -> Arrays:
+    """All arrays of an archive; pickled objects are refused."""
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+            arrays = {key: archive[key] for key in archive.files}
+    except (OSError, ValueError, EOFError, TypeError, zipfile.BadZipFile, zlib.error, lzma.LZMAError) as error:
+        raise InputError(
+            f"{path} cannot be read as a .npz of plain arrays ({error}); write it with numpy.savez, without objects."
+        ) from None
+    absent = [key for key in required if key not in arrays]
+    if absent:
+        raise InputError(f"{path} lacks {', '.join(absent)}; it holds {', '.join(arrays) or 'nothing'}.")
+    return arrays
+
+
+def as_inputs(x: npt.NDArray[Any], where: str) -> npt.NDArray[Any]:
+    """uint8 or float32; images as (n, C, H, W), also from (n, H, W) and, with 1 or 3 channels, (n, H, W, C)."""
+    if x.dtype.kind == "f":
+        x = x.astype(np.float32)
+    elif x.dtype != np.uint8:
+        raise InputError(f"{where} has dtype {x.dtype}; allowed: uint8 for pixels (0 to 255), floating for the rest.")
+    if x.ndim == 3:
+        return x[:, None]
+    if x.ndim == 4 and x.shape[1] not in (1, 3) and x.shape[3] in (1, 3):
+        return np.ascontiguousarray(x.transpose(0, 3, 1, 2))
+    return x
+
+
+def dataset_of(name: str, path: Path, classes: tuple[str, ...] | None = None) -> Dataset:
+    """The dataset in an archive with the keys documented for the source `npz`."""
+    arrays = read_npz(path)
+    keys = next((keys for keys in (SPLIT, POOLED) if set(keys) <= set(arrays)), None)
+    allowed = set(keys or ()) | set(OPTIONAL if keys == POOLED else OPTIONAL[2:3])
+    if keys is None or not set(arrays) <= allowed:
+        raise InputError(
+            f"{path} holds the keys {', '.join(sorted(arrays))}; allowed: {', '.join(SPLIT)} (and classes), "
+            f"or {', '.join(POOLED)} (and {', '.join(OPTIONAL)})."
+        )
+    labels = [_whole_numbers(arrays[key], f"{path}: {key}") for key in keys[1::2]]
+    inputs = [as_inputs(arrays[key], f"{path}: {key}") for key in keys[::2]]
+    if "classes" in arrays:
+        classes = _strings(arrays["classes"])
+    elif classes is None:
+        classes = tuple(str(label) for label in range(1 + max(int(y.max(initial=0)) for y in labels)))
+    if keys == SPLIT:
+        _check_pairs(path, inputs, labels)
+        return train_test(name, np.concatenate(inputs), labels[0], labels[1], classes)
+    domain = _whole_numbers(arrays["domain"], f"{path}: domain") if "domain" in arrays else None
+    if "domains" in arrays:
+        domains = _strings(arrays["domains"])
+    else:
+        domains = () if domain is None else tuple(str(d) for d in range(1 + int(domain.max(initial=0))))
+    is_test = arrays["is_test"].astype(np.bool_) if "is_test" in arrays else None
+    return Dataset(name, inputs[0], labels[0], classes, is_test, domain, domains)
+
+
+def _check_pairs(path: Path, inputs: list[npt.NDArray[Any]], labels: list[npt.NDArray[Any]]) -> None:
+    train, test = inputs
+    if train.shape[1:] != test.shape[1:] or train.dtype != test.dtype:
+        raise InputError(
+            f"{path}: x_train has samples of shape {train.shape[1:]} and dtype {train.dtype}, x_test of "
+            f"{test.shape[1:]} and {test.dtype}; both must agree."
+        )
+    for x, y, split in zip(inputs, labels, ("train", "test"), strict=True):
+        if y.shape != (len(x),):
+            raise InputError(f"{path}: x_{split} has {len(x)} rows but y_{split} has shape {y.shape}; one label a row.")
+
+
+def _whole_numbers(values: npt.NDArray[Any], where: str) -> npt.NDArray[np.int64]:
+    if values.dtype.kind not in "biu":
+        raise InputError(f"{where} has dtype {values.dtype}; allowed: whole numbers from 0.")
+    return values.astype(np.int64)
+
+
+def _strings(values: npt.NDArray[Any]) -> tuple[str, ...]:
+    return tuple(str(value) for value in values.tolist())
+
+
+def _load_npz(root: Path | None, options: NoOptions) -> Dataset:
+    if root is None or not root.is_file():
+        raise InputError(
+            f"data.source = 'npz' needs data.root to be a .npz file, not {str(root) if root else 'unset'}."
+        )
+    return dataset_of(root.stem, root)
+
+
+def load_usps(root: Path | None, options: NoOptions) -> Dataset:
+    """USPS from usps.npz."""
+    return dataset_of("usps", find(folders(root, "usps"), "usps.npz"), DIGITS)
+
+
+def _load_organamnist(root: Path | None, options: NoOptions) -> Dataset:
+    return dataset_of("organamnist", find(folders(root, "organamnist"), "organamnist_6k.npz"), ORGANS)
+
+
+SOURCES = (
+    Source(
+        "npz",
+        "your own arrays in a .npz file",
+        "one .npz file (data.root is the file itself) with x, y (and is_test, domain, classes, domains), "
+        "or x_train, y_train, x_test, y_test (and classes)",
+        _load_npz,
+    ),
+    Source("usps", "9,298 handwritten digits, 16x16 grey", "usps.npz (x_train, y_train, x_test, y_test)", load_usps),
+    Source(
+        "organamnist",
+        "OrganAMNIST, abdominal CT, 28x28 grey, 11 organs, subset of 6,000",
+        "organamnist_6k.npz (x_train, y_train, x_test, y_test)",
+        _load_organamnist,
+    ),
+)

@@ -1,0 +1,124 @@
+"""What every engine takes and gives back, and the numerical setting it runs in."""
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bespokefl.data.federated import FederatedData
+from bespokefl.program import Program, Rows
+from bespokefl.task import Task
+from bespokefl.trees import Tree, tree_map
+
+Splits = Mapping[str, Sequence[Rows]]
+
+
+class Resident:
+    """The federation's samples on the engine's device, gathered by row index."""
+
+    def __init__(self, data: FederatedData, device: torch.device, dtype: torch.dtype) -> None:
+        x = data.x.to(device=device, dtype=dtype) if data.x.is_floating_point() else data.x.to(device)
+        self.is_image = x.ndim == 4
+        # Images are kept channels last: convolutions are faster so, and a gathered batch comes out that way.
+        self._x = x.permute(0, 2, 3, 1).contiguous() if self.is_image else x
+        y = data.y.to(device)
+        self._y = y.to(dtype) if y.is_floating_point() else y
+
+    def gather(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Inputs and targets of the given rows; any leading shape (a batch, or one per client)."""
+        x = self._x[rows]
+        return (x.movedim(-1, -3) if self.is_image else x), self._y[rows]
+
+
+class Job(NamedTuple):
+    """A program to run on some clients."""
+
+    task: Task
+    data: Resident
+    splits: Splits
+    program: Program
+    clients: Rows  # ids
+    shared: Mapping[str, Tree]  # the same for all
+    per_client: Mapping[str, Tree]  # a row per client
+    states: Tree  # a row per client
+    seed: int
+    round: int
+
+    def select(self, positions: Rows) -> "Job":
+        """The same job for some of its clients."""
+        index = torch.as_tensor(positions)
+        take = lambda v: v[index.to(v.device)]  # noqa: E731
+        return self._replace(
+            clients=self.clients[positions],
+            per_client=tree_map(take, dict(self.per_client)),
+            states=tree_map(take, self.states),
+        )
+
+
+class Result(NamedTuple):
+    """Uploads and new states of the clients that finished, a row each, in the order of ``positions``."""
+
+    positions: Rows  # into the job's clients, ascending
+    uploads: dict[str, Tree]
+    states: Tree
+    failed: dict[int, BaseException]  # by client id
+    computed: int = 0  # samples that went through the model, padding included
+    useful: int = 0
+
+
+class Engine(Protocol):
+    name: str
+    device: torch.device
+
+    def run(self, job: Job) -> Result: ...
+
+    def expect(self, steps: int) -> None:
+        """How many local steps the whole run will take, before it starts (compiling pays only in long runs)."""
+
+    def plan(self) -> dict[str, Any]:
+        """The decisions that could depend on the machine's state, to be kept with a checkpoint."""
+
+    def adopt(self, plan: Mapping[str, Any]) -> None:
+        """Takes over decisions of an earlier process, so that a resumed run computes the same bits."""
+
+
+def as_tensors(tree: Tree, dtype: torch.dtype, device: torch.device) -> Tree:
+    """Numbers that a program returned become tensors."""
+    return tree_map(lambda v: v if isinstance(v, Tensor) else torch.tensor(v, dtype=dtype, device=device), tree)
+
+
+def total_samples(plans: Sequence[Sequence[Sequence[Rows]]]) -> int:
+    return sum(len(batch) for phase in plans for client in phase for batch in client)
+
+
+@contextlib.contextmanager
+def numerics(dtype: torch.dtype, device: torch.device, *, tf32: bool, threads: int | None = None) -> Iterator[None]:
+    """Default type, TF32 and CPU threads for the length of a run; everything is put back afterwards.
+
+    Programs may then write ``torch.zeros(())`` and get the type of the task.
+    """
+    before = torch.get_default_dtype(), torch.get_num_threads(), torch.get_float32_matmul_precision()
+    cudnn_tf32 = torch.backends.cudnn.allow_tf32
+    torch.set_default_dtype(dtype)
+    if threads is not None:
+        torch.set_num_threads(threads)
+    if device.type == "cuda":
+        torch.set_float32_matmul_precision("high" if tf32 else "highest")
+        torch.backends.cudnn.allow_tf32 = tf32
+    try:
+        with torch.device(device):
+            yield
+    finally:
+        torch.set_default_dtype(before[0])
+        if threads is not None:
+            torch.set_num_threads(before[1])
+        if device.type == "cuda":
+            torch.set_float32_matmul_precision(before[2])
+            torch.backends.cudnn.allow_tf32 = cudnn_tf32
+
+
+def no_clients(n: int = 0) -> Rows:
+    return np.arange(n, dtype=np.int64)

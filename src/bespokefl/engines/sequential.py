@@ -1,0 +1,65 @@
+"""The readable reference: one client after another, plain PyTorch, nothing traced, stacked or padded."""
+
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+
+from bespokefl import trees
+from bespokefl.engines.base import Job, Result, as_tensors, numerics, total_samples
+from bespokefl.program import Rows, plan_phases
+from bespokefl.rng import step_keys
+from bespokefl.task import Batch
+from bespokefl.trees import Tree
+
+
+class Sequential:
+    """Runs a program client by client; a client whose program raises is left out and reported."""
+
+    name = "sequential"
+
+    def __init__(self, device: torch.device | str = "cpu", *, tf32: bool = True) -> None:
+        self.device, self.tf32 = torch.device(device), tf32
+
+    def run(self, job: Job) -> Result:
+        plans = plan_phases(job.program, job.splits, job.clients, job.seed, job.round)
+        done, finished, failed = [], [], dict[int, BaseException]()
+        with numerics(job.task.dtype, self.device, tf32=self.tf32):
+            for r, client in enumerate(job.clients):
+                try:
+                    finished.append(self._client(job, r, [phase[r] for phase in plans]))
+                    done.append(r)
+                except Exception as error:
+                    failed[int(client)] = error
+        samples = total_samples([[phase[r] for r in done] for phase in plans])
+        uploads, states = trees.stack(finished) if finished else ({}, {})
+        return Result(np.array(done, dtype=np.int64), uploads, states, failed, samples, samples)
+
+    def _client(self, job: Job, r: int, plans: list[list[Rows]]) -> tuple[dict[str, Tree], Tree]:
+        task, program = job.task, job.program
+        down = SimpleNamespace(**job.shared, **trees.rows(dict(job.per_client), r))
+        carry = self._tensors(job, program.begin(task, down, trees.rows(job.states, r)))
+        for f, (phase, batches) in enumerate(zip(program.phases, plans, strict=True)):
+            if phase.enter is not None:
+                carry = self._tensors(job, phase.enter(task, down, carry))
+            keys = step_keys(job.seed, job.round, job.clients[r : r + 1], f, len(batches))
+            for k, rows in enumerate(batches):
+                x, y = job.data.gather(torch.as_tensor(rows, device=self.device))
+                batch = Batch(x, y, None, torch.as_tensor(keys[k, 0], device=self.device))
+                carry = self._tensors(job, phase.step(task, down, carry, batch))
+        upload, state = program.finish(task, down, carry)
+        return self._tensors(job, upload), self._tensors(job, state)
+
+    def _tensors(self, job: Job, tree: Tree) -> Tree:
+        return as_tensors(tree, job.task.dtype, self.device)
+
+    def expect(self, steps: int) -> None:
+        """Nothing to prepare."""
+
+    def plan(self) -> dict[str, Any]:
+        return {}
+
+    def adopt(self, plan: Mapping[str, Any]) -> None:
+        """Nothing to take over."""

@@ -1,0 +1,152 @@
+"""A group of clients at once: parameters stacked on a leading axis, ``vmap`` over the program's functions.
+
+Clients are sorted by their number of steps; those that are finished leave the stack at its next smaller size and are
+never touched again. Until then their carry is kept by ``where`` (a zeroed learning rate would still move momentum).
+"""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.func import vmap
+from torch.utils import _pytree as pytree
+
+from bespokefl import trees
+from bespokefl.engines.base import Job, as_tensors
+from bespokefl.engines.buckets import padded_length, stack_width
+from bespokefl.engines.graphs import Graph, GraphCache
+from bespokefl.program import Phase, Rows
+from bespokefl.rng import step_keys
+from bespokefl.task import Batch
+from bespokefl.trees import Tree
+
+
+class Stack:
+    """Runs one job with all its clients stacked."""
+
+    def __init__(self, job: Job, cache: GraphCache, *, device: torch.device, compiled: bool) -> None:
+        self.job, self.cache, self.device, self.compiled = job, cache, device, compiled
+        self.shared = dict(job.shared)
+        self.computed = 0
+
+    def run(self, plans: list[list[list[Rows]]]) -> tuple[dict[str, Tree], Tree, int]:
+        """Stacked uploads, stacked states and computed samples; ``plans`` per phase and client."""
+        program = self.job.program
+        carry = self._call(program.begin, self.job.states)
+        for f, (phase, plan) in enumerate(zip(program.phases, plans, strict=True)):
+            if phase.enter is not None:
+                carry = self._call(phase.enter, carry)
+            carry = self._phase(f, phase, plan, carry)
+        upload, state = self._call(program.finish, carry)
+        return upload, state, self.computed
+
+    def bytes_per_client(self, plans: list[list[list[Rows]]]) -> int:
+        """Peak memory of one client's largest step, from a stack of one."""
+        program = self.job.program
+        carry = self._call(program.begin, self.job.states)
+        peak = 0
+        for phase, plan in zip(program.phases, plans, strict=True):
+            if phase.enter is not None:
+                carry = self._call(phase.enter, carry)
+            if plan[0]:
+                batches = _Padded(self, plan, phase.batches.size, step_keys(0, 0, self.job.clients, 0, len(plan[0])))
+                args = (carry, self.shared, dict(self.job.per_client), batches.at(0, 1, with_live=False))
+                graph = self.cache.get(
+                    ("measure", phase.step), self._step_of(phase, batches.padded, False), args, carry=True
+                )
+                peak = max(peak, graph.peak_bytes)
+        return max(peak, trees.nbytes(carry) * 2)
+
+    def _call(self, fn: Any, tree: Tree) -> Tree:
+        clients = torch.arange(len(self.job.clients))  # vmap needs one mapped tensor even if all else is shared
+        args = (self.shared, dict(self.job.per_client), tree, clients)
+
+        def one(shared: Tree, own: Tree, value: Tree, _: Tensor) -> Tree:
+            return self._tensors(fn(self.job.task, _down(shared, own), value))
+
+        graph = self.cache.get(("stacked", fn), vmap(one, in_dims=(None, 0, 0, 0)), args)
+        return graph.tree(graph(pytree.tree_leaves(args)))
+
+    def _phase(self, f: int, phase: Phase, plan: list[list[Rows]], carry: Tree) -> Tree:
+        steps = np.array([len(batches) for batches in plan])
+        if not steps.any():
+            return carry
+        order = np.argsort(-steps, kind="stable")
+        index = torch.as_tensor(order, device=self.device)
+        steps, plan = steps[order], [plan[r] for r in order]
+        keys = step_keys(self.job.seed, self.job.round, self.job.clients[order], f, int(steps[0]))
+        batches = _Padded(self, plan, phase.batches.size, keys)
+        flat, spec = pytree.tree_flatten(trees.rows(carry, index))  # indexing copies: steps may overwrite it
+        own, own_spec = pytree.tree_flatten(trees.rows(dict(self.job.per_client), index))
+        shared = pytree.tree_leaves(self.shared)
+        compiled = self.compiled and phase.batches.size is not None and phase.batches.stream is not None
+        left: list[list[Tensor]] = []
+        graphs: dict[tuple[int, bool], Graph] = {}
+        width = len(plan)
+        for k in range(int(steps[0])):
+            active = int((steps > k).sum())
+            if (smaller := stack_width(active, len(plan))) < width:
+                left.append([v[smaller:] for v in flat])
+                flat, own, width = [v[:smaller] for v in flat], [v[:smaller] for v in own], smaller
+            some_done = compiled or active < width  # compiled: one graph for both cases
+            batch = batches.at(k, width, with_live=some_done)
+            if (width, some_done) not in graphs:
+                graphs[width, some_done] = self.cache.get(
+                    ("stacked", phase.step, batches.padded, some_done),
+                    self._step_of(phase, batches.padded, some_done),
+                    (pytree.tree_unflatten(flat, spec), self.shared, pytree.tree_unflatten(own, own_spec), batch),
+                    carry=True,
+                    compiled=compiled,
+                )
+            flat = graphs[width, some_done]([*flat, *shared, *own, *batch])
+            self.computed += width * batches.length
+        whole = [torch.cat(parts) for parts in zip(flat, *reversed(left), strict=True)] if left else flat
+        return trees.rows(pytree.tree_unflatten(whole, spec), torch.argsort(index))
+
+    def _step_of(self, phase: Phase, padded: bool, with_live: bool) -> Any:
+        def one(carry: Tree, shared: Tree, own: Tree, batch: tuple[Tensor, ...]) -> Tree:
+            x, y, key, *rest = batch
+            weights = rest.pop(0) if padded else None
+            new = self._tensors(phase.step(self.job.task, _down(shared, own), carry, Batch(x, y, weights, key)))
+            return trees.where(rest[0], new, carry) if with_live else new
+
+        return vmap(one, in_dims=(0, None, 0, 0))
+
+    def _tensors(self, tree: Tree) -> Tree:
+        return as_tensors(tree, self.job.task.dtype, self.device)
+
+
+class _Padded:
+    """The batches of one phase as index arrays of one shape, on the device."""
+
+    def __init__(self, stack: Stack, plan: list[list[Rows]], size: int | None, keys: Rows) -> None:
+        self._data = stack.job.data
+        steps, clients = keys.shape
+        self.length = padded_length(max(len(b) for batches in plan for b in batches), size)
+        index = np.empty((steps, clients, self.length), np.int64)
+        weights = np.zeros((steps, clients, self.length), bool)
+        for r, batches in enumerate(plan):
+            # A client's padding repeats its own sample: one with broken data harms no other.
+            index[:, r] = batches[0][0] if batches else 0
+            for k, rows in enumerate(batches):
+                index[k, r, : len(rows)] = rows
+                weights[k, r, : len(rows)] = True
+        self.padded = not weights.all()
+        device = stack.device
+        self._index = torch.as_tensor(index).to(device)
+        self._weights = torch.as_tensor(weights).to(device).to(stack.job.task.dtype) if self.padded else None
+        self._live = torch.as_tensor(weights[:, :, 0]).to(device)
+        self._keys = torch.as_tensor(keys).to(device)
+
+    def at(self, k: int, width: int, *, with_live: bool) -> tuple[Tensor, ...]:
+        """Inputs, targets, keys, weights where there is padding and, if asked for, which clients still have work."""
+        parts = [*self._data.gather(self._index[k, :width]), self._keys[k, :width]]
+        if self._weights is not None:
+            parts.append(self._weights[k, :width])
+        return tuple([*parts, self._live[k, :width]] if with_live else parts)
+
+
+def _down(shared: dict[str, Tree], own: dict[str, Tree]) -> SimpleNamespace:
+    return SimpleNamespace(**shared, **own)

@@ -1,0 +1,217 @@
+"""All clients of a cohort at once: stacked, or side by side in threads, whichever suits the model and the device.
+
+On a GPU, and for small models everywhere, clients are stacked and one operation serves them all. On a CPU a stack per
+core is better for middling models (each core works in its own cache), and one client per core for convolutions, which
+stacking only slows down. The choice is a fixed rule of model and device: a timed one could change the bits of a run.
+"""
+
+import os
+import warnings
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from bespokefl import trees
+from bespokefl.engines.base import Job, Result, numerics, total_samples
+from bespokefl.engines.buckets import Shape, group
+from bespokefl.engines.graphs import GraphCache
+from bespokefl.engines.memory import free_bytes
+from bespokefl.engines.sequential import Sequential
+from bespokefl.engines.solo import run_client
+from bespokefl.engines.stacked import Stack
+from bespokefl.program import Rows, plan_phases
+from bespokefl.task import Task
+
+Plans = list[list[list[Rows]]]
+
+TINY_MODEL = 2**15  # parameters up to which the operations are too short for threads to share
+LARGE_MODEL = 2**20  # parameters from which one client fills a core's cache on its own
+STEPS_WORTH_COMPILING = 20_000
+SHARE_OF_FREE_MEMORY = 0.5
+
+
+class Layout(NamedTuple):
+    lanes: int  # threads side by side, one core each
+    stack: int | None  # most clients of one stack; None: as many as fit; 1: no stack at all
+
+
+class Vectorized:
+    """The default engine.
+
+    Args:
+        lanes, stack: override the layout that the engine would choose.
+        compile: ``torch.compile`` the training steps; "auto": on CUDA, in runs long enough to pay for it.
+        tf32: let CUDA matrix products and convolutions use TF32.
+    """
+
+    name = "vectorized"
+
+    def __init__(
+        self,
+        device: torch.device | str = "cpu",
+        *,
+        lanes: int | None = None,
+        stack: int | None = None,
+        compile: bool | str = "auto",
+        tf32: bool = True,
+    ) -> None:
+        self.device, self.tf32 = torch.device(device), tf32
+        self.lanes, self.stack, self.compile = lanes, stack, compile
+        self._compiled = compile is True
+        self._memory_limit: int | None = None
+        self._cache = GraphCache()
+        self._client_bytes: dict[Any, int] = {}
+        self._refused: set[int] = set()
+        self._sequential = Sequential(device, tf32=tf32)
+        self._pool: ThreadPoolExecutor | None = None
+
+    # decisions ---------------------------------------------------------------------------------------
+    def expect(self, steps: int) -> None:
+        if self.compile == "auto":
+            self._compiled = self.device.type == "cuda" and steps >= STEPS_WORTH_COMPILING
+
+    def plan(self) -> dict[str, Any]:
+        return {"memory_limit": self._memory_limit, "compiled": self._compiled, "lanes": self.lanes or _cores()}
+
+    def adopt(self, plan: Mapping[str, Any]) -> None:
+        self._memory_limit, self._compiled = plan["memory_limit"], bool(plan["compiled"])
+        self.lanes = self.lanes or int(plan["lanes"])
+
+    def layout(self, task: Task) -> Layout:
+        """Lanes and stack for a model on this device."""
+        cores = self.lanes or _cores()
+        if self.stack == 1:
+            return Layout(cores, 1) if self.device.type == "cpu" else Layout(1, 1)
+        if self.device.type != "cpu":
+            return Layout(1, self.stack)
+        if self.stack is None and (task.has_convolutions or task.size >= LARGE_MODEL):
+            return Layout(cores, 1)
+        return Layout(self.lanes or (1 if task.size <= TINY_MODEL else cores), self.stack)
+
+    # running -----------------------------------------------------------------------------------------
+    def run(self, job: Job) -> Result:
+        if id(job.task) in self._refused:
+            return self._sequential.run(job)
+        plans = plan_phases(job.program, job.splits, job.clients, job.seed, job.round)
+        layout = self.layout(job.task)
+        threads = 1 if self.device.type == "cpu" else None
+        with numerics(job.task.dtype, self.device, tf32=self.tf32, threads=threads):
+            chunks = self._chunks(job, plans, layout)
+            if layout.lanes > 1 and len(chunks) > 1:
+                results = list(self._workers(layout.lanes).map(lambda c: self._chunk(job, plans, c), chunks))
+            else:
+                results = [self._chunk(job, plans, c) for c in chunks]
+        return _merge(results, chunks, useful=total_samples(plans))
+
+    def _chunks(self, job: Job, plans: Plans, layout: Layout) -> list[Rows]:
+        """Which rows of the job run together, the longest first."""
+        shapes = [Shape(plan, phase.batches.size) for plan, phase in zip(plans, job.program.phases, strict=True)]
+        everyone = np.arange(len(job.clients), dtype=np.int64)
+        if layout.stack == 1:
+            work = np.sum([s.steps for s in shapes], axis=0) if shapes else np.zeros(len(everyone))
+            return [everyone[r : r + 1] for r in np.argsort(-work, kind="stable")]
+        groups = [everyone] if self._compiled or not shapes else group(shapes, total_samples(plans))
+        # Every lane gets every n-th client of a group: like work for each core.
+        shares = [g[lane :: layout.lanes] for g in groups for lane in range(layout.lanes) if len(g) > lane]
+        most = min(layout.stack or len(everyone), self._fitting(job, plans, layout))
+        return [part for share in shares for part in np.array_split(share, -(-len(share) // most))]
+
+    def _fitting(self, job: Job, plans: Plans, layout: Layout) -> int:
+        """How many clients fit into memory at once, by the largest step of the program."""
+        if len(job.clients) <= layout.lanes:
+            return len(job.clients) or 1
+        if self._memory_limit is None:
+            self._memory_limit = int(free_bytes(self.device) * SHARE_OF_FREE_MEMORY)
+        sizes = tuple(phase.batches.size for phase in job.program.phases)
+        key = (
+            job.program,
+            trees.nbytes(dict(job.shared)),
+            *(s or max(map(_longest, p), default=0) for s, p in zip(sizes, plans, strict=True)),
+        )
+        if key not in self._client_bytes:
+            busiest = int(np.argmax([sum(len(p[r]) for p in plans) for r in range(len(job.clients))]))
+            one = job.select(np.array([busiest]))
+            try:
+                stack = Stack(one, self._cache, device=self.device, compiled=False)
+                self._client_bytes[key] = stack.bytes_per_client([[p[busiest]] for p in plans])
+            except Exception:  # what cannot be traced is met again, and handled, when it runs
+                return len(job.clients)
+        fitting = max(1, self._memory_limit // max(1, self._client_bytes[key]) // layout.lanes)
+        return fitting if fitting >= len(job.clients) else 2 ** (fitting.bit_length() - 1)
+
+    def _chunk(self, job: Job, plans: Plans, rows: Rows) -> Result:
+        try:
+            return self._fast(job, plans, rows)
+        except torch.OutOfMemoryError:
+            if len(rows) == 1:
+                raise
+            torch.cuda.empty_cache()
+            halves = np.array_split(rows, 2)
+            return _merge([self._chunk(job, plans, half) for half in halves], _positions(halves), useful=0)
+        except Exception as error:
+            return self._one_by_one(job, plans, rows, error)
+
+    def _fast(self, job: Job, plans: Plans, rows: Rows) -> Result:
+        if len(rows) == 1 and self.layout(job.task).stack == 1:
+            r = int(rows[0])
+            upload, state, computed = run_client(job, r, [p[r] for p in plans], self._cache, self.device)
+            uploads, states = trees.stack([(upload, state)])
+        else:
+            stack = Stack(job.select(rows), self._cache, device=self.device, compiled=self._compiled)
+            uploads, states, computed = stack.run([[p[r] for r in rows] for p in plans])
+        return Result(np.arange(len(rows)), uploads, states, {}, computed)
+
+    def _one_by_one(self, job: Job, plans: Plans, rows: Rows, error: Exception) -> Result:
+        """A client of the chunk failed, or vmap cannot take the model: the sequential engine tells which."""
+        part = job.select(rows)
+        result = self._sequential.run(part)
+        if not result.failed:
+            self._refused.add(id(job.task))
+            where = job.task.stuck_in(lambda: self._fast(job, plans, rows))
+            warnings.warn(
+                f"{where} cannot run vectorized ({_first_line(error)}); clients run one after another instead",
+                stacklevel=2,
+            )
+        return result
+
+    def _workers(self, lanes: int) -> ThreadPoolExecutor:
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(lanes, "lane", initializer=lambda: torch.set_num_threads(1))
+        return self._pool
+
+
+def _merge(results: list[Result], chunks: list[Rows], useful: int) -> Result:
+    """One result in the job's order from those of its chunks."""
+    rows = np.concatenate([chunk[r.positions] for chunk, r in zip(chunks, results, strict=True)])
+    failed = {k: v for r in results for k, v in r.failed.items()}
+    computed = sum(r.computed for r in results)
+    answered = [r for r in results if len(r.positions)]
+    if not answered:
+        return Result(rows, {}, {}, failed, computed, useful)
+    uploads, states = trees.concat([(r.uploads, r.states) for r in answered])
+    order: NDArray[np.int64] = np.argsort(rows, kind="stable")
+    if (order != np.arange(len(order))).any():
+        index = torch.as_tensor(order)
+        uploads, states = trees.tree_map(lambda v: v[index.to(v.device)], (uploads, states))
+    return Result(rows[order], uploads, states, failed, computed, useful)
+
+
+def _positions(parts: list[Rows]) -> list[Rows]:
+    ends = np.cumsum([len(p) for p in parts])
+    return [np.arange(end - len(p), end) for p, end in zip(parts, ends, strict=True)]
+
+
+def _longest(batches: list[Rows]) -> int:
+    return max((len(b) for b in batches), default=0)
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

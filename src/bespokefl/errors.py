@@ -1,0 +1,31 @@
+"""The errors a user can meet, apart from programming errors."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class BespokeError(Exception):
+    """Base of the errors below; its text is meant for the user and stands alone."""
+
+
+class InputError(BespokeError, ValueError):
+    """The input is wrong (exit code 2): the message names the key, the value seen, and what is allowed."""
+
+
+class RunError(BespokeError, RuntimeError):
+    """The run failed while it was going (exit code 1); what was finished is kept."""
+
+
+def nearest(seen: str, allowed: Iterable[str]) -> str:
+    """A hint with the names most alike, and all that are allowed."""
+    names = list(allowed)
+    near = difflib.get_close_matches(seen, names, n=3, cutoff=0.5)
+    hint = f" Did you mean {' or '.join(near)}?" if near else ""
+    return f"{hint} Allowed: {', '.join(names) or 'none'}."
+
+
+def unknown_name(
+    key: str, value: object, allowed: Iterable[str], *, what: str = "known", seen: str | None = None
+) -> InputError:
+    """The error for a name outside a closed list; suggests those nearest to ``seen`` (the value by default)."""
+    return InputError(f"{key} = {value!r} is not {what}.{nearest(str(value) if seen is None else seen, allowed)}")

@@ -1,0 +1,192 @@
+"""An experiment: every algorithm with every seed, each in a folder of its own.
+
+All that can be checked is checked before the first round. Data are loaded once per seed and shared by the algorithms.
+"""
+
+import tomllib
+import traceback
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bespokefl import assembly
+from bespokefl.config import AlgorithmChoice, Experiment
+from bespokefl.data import FederatedData
+from bespokefl.errors import InputError, RunError
+from bespokefl.interrupts import Interrupted, StopRequest, stop_on_signals
+from bespokefl.progress import Reporter
+from bespokefl.results import files, pictures
+from bespokefl.run import Run, RunPlan
+from bespokefl.selection import choose_rule
+from bespokefl.tomlfile import dumps
+
+
+@dataclass
+class Outcome:
+    """The folders of the runs, by how they ended."""
+
+    finished: list[Path] = field(default_factory=list)  # also those that an earlier call had finished
+    failed: list[Path] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """What the checks before the start leave for the runs."""
+
+    plans: dict[tuple[str, int], RunPlan]  # by label and seed
+    finished: frozenset[Path]  # folders that need no work
+    first: FederatedData  # of the first seed
+
+
+def run_experiment(experiment: Experiment, out: Path, *, resume: bool, reporter: Reporter) -> Outcome:
+    """Run all that is not finished; a run that fails is recorded, and the others go on."""
+    prepared = _prepare(experiment, out, resume)
+    outcome = Outcome()
+
+    def announce() -> None:
+        reporter.note("stopping after this round; once more to stop at once")
+
+    with stop_on_signals(announce) as stop:
+        for seed in experiment.seeds:
+            data = None
+            for choice in experiment.algorithms:
+                plan = prepared.plans[choice.label, seed]
+                if plan.folder in prepared.finished:
+                    reporter.note(f"{choice.label}, seed {seed}: finished before, skipped")
+                    outcome.finished.append(plan.folder)
+                    continue
+                if data is None:
+                    data = prepared.first if seed == experiment.seeds[0] else assembly.load_data(experiment, seed)
+                    _describe_partition(data, out, seed)
+                if stop.asked:
+                    raise Interrupted(f"before {choice.label}, seed {seed}")
+                done = _run_one(experiment, choice, plan, data, reporter, stop)
+                (outcome.finished if done else outcome.failed).append(plan.folder)
+    return outcome
+
+
+def _run_one(
+    experiment: Experiment,
+    choice: AlgorithmChoice,
+    plan: RunPlan,
+    data: FederatedData,
+    reporter: Reporter,
+    stop: StopRequest,
+) -> bool:
+    """True if the run finished, False if it failed; Interrupted if somebody asked to stop."""
+    ending = "stopped"
+    try:
+        federation = assembly.make_federation(experiment, choice, plan.seed, data)
+        complete = Run(plan, federation).execute(reporter, stop)
+        ending = "" if complete else "stopped"
+    except Exception as error:
+        files.write_atomically(plan.folder / files.ERROR, _explain(error))
+        ending = f"failed: {type(error).__name__}: {error} (see {plan.folder / files.ERROR})"
+        return False
+    finally:
+        reporter.finish(ending)
+    if not complete:
+        raise Interrupted(f"after round {federation.rounds_done} of {choice.label}, seed {plan.seed}")
+    return True
+
+
+def _explain(error: Exception) -> str:
+    """The text alone where it was written for the user, else the whole trace."""
+    if isinstance(error, InputError | RunError):
+        return f"{error}\n"
+    return "".join(traceback.format_exception(error))
+
+
+def _describe_partition(data: FederatedData, out: Path, seed: int) -> None:
+    """Labels per client as numbers and as a picture."""
+    counts = data.counts("train") + data.counts("val") + data.counts("test")
+    columns: dict[str, Any] = {"client": range(data.clients), "name": data.client_names}
+    columns |= {f"n_{split}": data.sizes(split) for split in ("train", "val", "test")}
+    columns |= {f"label {name}": counts[:, label] for label, name in enumerate(data.classes)}
+    files.write_csv(out / f"partition-seed-{seed}.csv", columns)
+    pictures.save(pictures.partition_figure(counts, data.classes), out / f"partition-seed-{seed}")
+
+
+# before the start ------------------------------------------------------------------------------------
+
+
+def _prepare(experiment: Experiment, out: Path, resume: bool) -> _Prepared:
+    """Everything that can go wrong because of the input goes wrong here, before any work and any file."""
+    for choice in experiment.algorithms:
+        with experiment.origin.located(choice.key):
+            assembly.make_algorithm(experiment, choice)
+    plans: dict[tuple[str, int], RunPlan] = {}
+    with experiment.origin.located():
+        assembly.make_engine(experiment)
+        first = assembly.load_data(experiment, experiment.seeds[0])
+        for seed in experiment.seeds:
+            data = first if seed == experiment.seeds[0] else assembly.load_data(experiment, seed)
+            choose_rule(experiment.eval.select, validated=bool(data.sizes("val").any()))
+            task = assembly.make_task(experiment, seed, data)
+            for choice in experiment.algorithms:
+                document = assembly.resolved(experiment, choice, seed, data, task)
+                plans[choice.label, seed] = _plan(experiment, choice, seed, out, document)
+    for choice in experiment.algorithms:
+        with experiment.origin.located(choice.key):
+            assembly.make_federation(experiment, choice, experiment.seeds[0], first)
+    finished = frozenset(plan.folder for plan in plans.values() if _is_finished(plan, resume))
+    _make_folder(out)
+    return _Prepared(plans, finished, first)
+
+
+def _plan(experiment: Experiment, choice: AlgorithmChoice, seed: int, out: Path, document: Any) -> RunPlan:
+    return RunPlan(
+        folder=out / choice.label / f"seed-{seed}",
+        name=choice.name,
+        label=choice.label,
+        seed=seed,
+        rounds=experiment.train.rounds,
+        eval=experiment.eval,
+        checkpoint=experiment.checkpoint,
+        personal=experiment.output.personal,
+        document=document,
+    )
+
+
+def _make_folder(out: Path) -> None:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"--out {out} cannot be made ({error}); give a folder that can be written to.") from None
+
+
+def _is_finished(plan: RunPlan, resume: bool) -> bool:
+    """Whether an earlier call finished this very run; refuses a folder that holds something else."""
+    folder = plan.folder
+    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+        return False
+    if not resume:
+        raise InputError(f"{folder} is not empty; add --resume to go on with what it holds, or give another --out.")
+    config = folder / files.CONFIG
+    if not config.is_file():
+        return False
+    differing = sorted(_differences(tomllib.loads(config.read_text(encoding="utf-8")), plan.document))
+    if differing:
+        listed = "; ".join(differing)
+        raise InputError(
+            f"{folder} holds a run of another configuration, so --resume cannot go on with it: {listed}. "
+            "Use the same configuration, or give another --out."
+        )
+    return (folder / files.SUMMARY).is_file()
+
+
+def _differences(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterator[str]:
+    """Keys whose values differ, with both values."""
+    before, now = dict(_flat(stored)), dict(_flat(tomllib.loads(dumps(wanted))))
+    for key in before.keys() | now.keys():
+        if key not in before or key not in now or before[key] != now[key]:
+            yield f"{key} was {before.get(key, 'absent')!r} and is now {now.get(key, 'absent')!r}"
+
+
+def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value

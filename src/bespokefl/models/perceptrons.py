@@ -1,0 +1,23 @@
+"""Networks that flatten whatever comes in."""
+
+import math
+from collections.abc import Sequence
+
+from bespokefl.errors import InputError
+from bespokefl.models.network import Network, hidden_layers
+
+
+def linear(input_shape: tuple[int, ...], classes: int) -> Network:
+    """Multinomial logistic regression."""
+    return Network(hidden_layers(math.prod(input_shape), ()), math.prod(input_shape), classes)
+
+
+def mlp(input_shape: tuple[int, ...], classes: int, hidden: Sequence[int] = (200, 200)) -> Network:
+    """FedPG's perceptron for Fashion-MNIST: hidden layers of 200 and 200 with ReLU."""
+    widths_are_right = isinstance(hidden, list | tuple) and all(type(width) is int and width > 0 for width in hidden)
+    if not hidden or not widths_are_right:
+        raise InputError(
+            f"model.hidden is {hidden!r}; it must list the widths of the hidden layers, such as [200, 200] "
+            "(for no hidden layer take the model 'linear')"
+        )
+    return Network(hidden_layers(math.prod(input_shape), hidden), hidden[-1], classes)

@@ -1,0 +1,106 @@
+"""Models by name: the shipped ones, and a user's own as ``package.module:factory``."""
+
+import importlib
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from bespokefl.errors import InputError, unknown_name
+from bespokefl.models import convnets, perceptrons
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """A shipped model: ``factory(input_shape, classes, **options)`` builds it."""
+
+    name: str
+    description: str
+    factory: Callable[..., nn.Module]
+    smallest_side: int | None = None  # of an image (channels, height, width); None: takes inputs of any shape
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The factory's options with their defaults."""
+        parameters = list(inspect.signature(self.factory).parameters.values())
+        return {parameter.name: parameter.default for parameter in parameters[2:]}
+
+    def fits(self, input_shape: tuple[int, ...]) -> bool:
+        """Whether inputs of this shape leave something to compute with."""
+        if self.smallest_side is None:
+            return True
+        return len(input_shape) == 3 and min(input_shape[1:]) >= self.smallest_side
+
+
+_TWO_CONVS, _DIGIT = convnets.TWO_CONVS_SMALLEST_SIDE, convnets.DIGIT_MODEL_SMALLEST_SIDE
+
+MODELS: dict[str, ModelSpec] = {
+    spec.name: spec
+    for spec in (
+        ModelSpec("linear", "multinomial logistic regression", perceptrons.linear),
+        ModelSpec("mlp", "hidden layers of 200 and 200 (FedPG)", perceptrons.mlp),
+        ModelSpec("fedavg-cnn", "5x5 convolutions of 32 and 64, 512 (FedAvg, PGFed)", convnets.fedavg_cnn, _TWO_CONVS),
+        ModelSpec("fedpg-cnn", "5x5 convolutions of 64 and 64, 384, 192 (FedPG)", convnets.fedpg_cnn, _TWO_CONVS),
+        ModelSpec("lenet5", "5x5 convolutions of 6 and 16, 120, 84 (LeNet-5)", convnets.lenet5, _TWO_CONVS),
+        ModelSpec("digit-model", "5x5 convolutions, 2048, 512, BatchNorm (LG-Mix)", convnets.digit_model, _DIGIT),
+    )
+}
+
+
+def build(name: str, input_shape: tuple[int, ...], classes: int, **options: Any) -> nn.Module:
+    """A new model for inputs of ``input_shape`` (without the batch axis); the caller seeds torch beforehand."""
+    shape = tuple(input_shape)
+    if not shape or any(side < 1 for side in shape):
+        raise InputError(f"input_shape is {shape}; it must hold at least one size, all of them positive")
+    if classes < 1:
+        raise InputError(f"classes is {classes}; a model needs at least 1")
+    if ":" in name:
+        return _build_own(name, shape, classes, options)
+    if name not in MODELS:
+        raise unknown_name("model.name", name, MODELS, what="known, nor your own as 'package.module:factory'")
+    spec = MODELS[name]
+    for option in options:
+        if option not in spec.options:
+            owner = f"an option of the model {name!r}"
+            raise unknown_name(f"model.{option}", options[option], spec.options, what=owner, seen=option)
+    if not spec.fits(shape):
+        fitting = ", ".join(other.name for other in MODELS.values() if other.fits(shape))
+        raise InputError(
+            f"model.name is {name!r}, which needs images (channels, height, width) of at least "
+            f"{spec.smallest_side}x{spec.smallest_side}, but the data has the shape {shape}; models that fit: {fitting}"
+        )
+    return spec.factory(shape, classes, **options)
+
+
+def _build_own(name: str, input_shape: tuple[int, ...], classes: int, options: dict[str, Any]) -> nn.Module:
+    """Import and call a user's factory; whatever it raises is reported with the name that led there."""
+    module_name, _, factory_name = name.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:
+        raise InputError(
+            f"model.name is {name!r}, but importing {module_name!r} failed: {_describe(error)}; "
+            "the module must be installed, or its folder listed in PYTHONPATH"
+        ) from error
+    factory = getattr(module, factory_name, None)
+    if not callable(factory):
+        raise InputError(
+            f"model.name is {name!r}, but {module_name!r} has no function or class {factory_name!r}; "
+            "write a factory(input_shape, classes, **options) that returns a torch.nn.Module"
+        )
+    try:
+        model = factory(input_shape, classes, **options)
+    except Exception as error:
+        raise InputError(
+            f"model.name is {name!r}, but calling it with input_shape={input_shape}, classes={classes}, "
+            f"options={options} failed: {_describe(error)}"
+        ) from error
+    if not isinstance(model, nn.Module):
+        raise InputError(f"model.name is {name!r}, which returned a {type(model).__name__}, not a torch.nn.Module")
+    return model
+
+
+def _describe(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

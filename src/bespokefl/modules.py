@@ -1,0 +1,115 @@
+"""Stand-ins for the modules whose behaviour depends on the batch as a whole, so that padding and stacking are safe.
+
+Names and values of parameters and buffers stay those of the modules they replace.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+
+from bespokefl.errors import InputError
+
+
+class MaskedBatchNorm(nn.Module):
+    """BatchNorm whose batch statistics leave padded samples out; the sample weights arrive with the call.
+
+    Running statistics are replaced, never written in place, so that a caller may keep or drop the new ones.
+    """
+
+    weight: nn.Parameter | None
+    bias: nn.Parameter | None
+    running_mean: Tensor | None
+    running_var: Tensor | None
+
+    def __init__(self, norm: _BatchNorm) -> None:
+        super().__init__()
+        self.eps, self.momentum = norm.eps, norm.momentum
+        if norm.track_running_stats and norm.momentum is None:
+            raise InputError(
+                "BatchNorm with momentum=None (a cumulative average) is not supported; set a number, e.g. 0.1"
+            )
+        self.register_parameter("weight", norm.weight)
+        self.register_parameter("bias", norm.bias)
+        for name in ("running_mean", "running_var"):
+            value = getattr(norm, name)
+            self.register_buffer(name, None if value is None else value.clone())
+        self.sample_weights: Tensor | None = None  # set for the length of one call by Task
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training and self.running_mean is not None and self.running_var is not None:
+            return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
+        reduced = [0, *range(2, x.ndim)]
+        if self.sample_weights is None:
+            count = torch.full((), x.numel() // x.shape[1], dtype=x.dtype, device=x.device)
+            variance, mean = torch.var_mean(x.detach(), reduced, correction=0)
+            out = torch.batch_norm(
+                x, self.weight, self.bias, None, None, True, 0.0, self.eps, torch.backends.cudnn.enabled
+            )
+        else:
+            shape = (1, -1, *(1,) * (x.ndim - 2))
+            w = self.sample_weights.to(x.dtype).view(-1, *(1,) * (x.ndim - 1))
+            count = (w.sum() * (x.numel() // (x.shape[0] * x.shape[1]))).clamp(min=1)
+            mean = (w * x).sum(reduced) / count
+            variance = (w * (x - mean.view(shape)) ** 2).sum(reduced) / count
+            out = (x - mean.view(shape)) * (variance + self.eps).rsqrt().view(shape)
+            if self.weight is not None and self.bias is not None:
+                out = out * self.weight.view(shape) + self.bias.view(shape)
+        if self.running_mean is not None and self.running_var is not None and self.momentum is not None:
+            unbiased = variance.detach() * count / (count - 1).clamp(min=1)
+            self.running_mean = torch.lerp(self.running_mean, mean.detach().to(self.running_mean.dtype), self.momentum)
+            self.running_var = torch.lerp(self.running_var, unbiased.to(self.running_var.dtype), self.momentum)
+        return out
+
+
+class KeyedDropout(nn.Module):
+    """Dropout from a hash of (key, layer, position): the same mask in any engine.
+
+    Padded rows come last in a batch, so they do not shift the positions of real ones.
+    """
+
+    def __init__(self, p: float, layer: int, whole_channels: bool) -> None:
+        super().__init__()
+        self.p, self.layer, self.whole_channels = p, layer, whole_channels
+        self.key: Tensor | None = None  # set for the length of one call by Task
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or self.p == 0:
+            return x
+        if self.key is None:
+            raise RuntimeError("dropout in training mode was called outside a Task")
+        shape = (*x.shape[:2], *(1,) * (x.ndim - 2)) if self.whole_channels else x.shape
+        positions = torch.arange(
+            shape.numel() if isinstance(shape, torch.Size) else shape[0] * shape[1], device=x.device
+        )
+        z = positions.view(shape) * 0x9E3779B1 + self.key + self.layer * 0x85EBCA77
+        for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B), (16, 1)):
+            z = ((z ^ (z >> shift)) * factor) & 0xFFFFFFFF
+        return x * (z >= int(self.p * 2**32)).to(x.dtype) / (1 - self.p)
+
+
+def with_stand_ins(module: nn.Module) -> nn.Module:
+    """Replaces BatchNorm and dropout modules in place, at any depth, and returns the module."""
+    layers = 0
+
+    def replacement(child: nn.Module) -> nn.Module | None:
+        nonlocal layers
+        if isinstance(child, _BatchNorm):
+            return MaskedBatchNorm(child)
+        if isinstance(child, _DropoutNd):
+            if not isinstance(child, nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d):
+                raise InputError(f"{type(child).__name__} draws randomness that cannot be keyed; use nn.Dropout")
+            layers += 1
+            return KeyedDropout(child.p, layers, whole_channels=not isinstance(child, nn.Dropout))
+        return None
+
+    whole = replacement(module)
+    if whole is not None:
+        return whole
+    for parent in list(module.modules()):
+        for name, child in list(parent.named_children()):
+            new = replacement(child)
+            if new is not None:
+                setattr(parent, name, new)
+    return module

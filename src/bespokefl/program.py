@@ -1,0 +1,93 @@
+"""One client's work as a program of pure functions, and the batches its phases ask for.
+
+A program is written for ONE client: ``begin`` makes a carry, each phase steps it over batches, ``finish`` hands out the
+upload and the state that the client keeps. No client index, no device, no branch on a tensor: the engines run it one
+client at a time, side by side, stacked under ``vmap``, or in a real federation.
+"""
+
+from collections.abc import Callable, Mapping
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bespokefl.rng import stream
+from bespokefl.trees import Tree
+
+Rows = NDArray[np.int64]
+Down = SimpleNamespace  # the download, by attribute: shared entries and the client's own ones
+
+
+class Batches(NamedTuple):
+    """What a phase asks for. Shuffled passes draw from a named stream; ordered ones draw nothing."""
+
+    split: str = "train"
+    epochs: int = 1
+    size: int | None = None  # None: the whole split in one batch
+    stream: str | None = "batch"  # None: in order
+    drop_last: bool = False  # drop an incomplete last batch (never the only one)
+    steps: int | None = None  # stop after so many batches, wrapping over epochs
+
+    def plan(self, rows: Rows, seed: int, round: int, client: int, drawn: int) -> list[Rows]:
+        """The batches of one client; ``drawn`` epochs were taken from the stream by earlier phases of the program."""
+        n = len(rows)
+        if not n:
+            return []
+        size = n if self.size is None else min(self.size, n)
+        per_epoch = n // size if self.drop_last else -(-n // size)
+        epochs = self.epochs if self.steps is None else -(-self.steps // per_epoch)
+        batches: list[Rows] = []
+        for epoch in range(epochs):
+            order = rows
+            if self.stream is not None:
+                order = rows[stream(seed, self.stream, round, client, drawn + epoch).permutation(n)]
+            batches += [order[k * size : (k + 1) * size] for k in range(per_epoch)]
+        return batches if self.steps is None else batches[: self.steps]
+
+    def epochs_drawn(self) -> int:
+        """How many epochs this phase takes from its stream, as later phases of the program count them."""
+        return self.epochs if self.steps is None else max(self.epochs, self.steps)
+
+
+def shuffled(epochs: int, size: int | None = None, *, steps: int | None = None, drop_last: bool = False) -> Batches:
+    """Epochs of the train split, each in a fresh order."""
+    return Batches("train", epochs, size, steps=steps, drop_last=drop_last)
+
+
+def ordered(split: str = "train", size: int | None = None) -> Batches:
+    """One pass over a split in its stored order; draws nothing."""
+    return Batches(split, 1, size, stream=None)
+
+
+class Phase(NamedTuple):
+    step: Callable[..., Tree]  # (task, down, carry, batch) -> carry
+    batches: Batches
+    enter: Callable[..., Tree] | None = None  # (task, down, carry) -> carry, before the first batch
+
+
+class Program(NamedTuple):
+    begin: Callable[..., Tree]  # (task, down, state) -> carry
+    phases: tuple[Phase, ...]
+    finish: Callable[..., tuple[dict[str, Tree], Tree]]  # (task, down, carry) -> (upload, state)
+
+
+class Call(NamedTuple):
+    """A program with its downloads: how ``personal`` names the model that is scored."""
+
+    program: Program
+    shared: Mapping[str, Tree] = {}
+    per_client: Mapping[str, Tree] = {}
+
+
+def plan_phases(
+    program: Program, splits: Mapping[str, Any], clients: Rows, seed: int, round: int
+) -> list[list[list[Rows]]]:
+    """Per phase, per client, the list of batches; a stream goes on over the phases of a program."""
+    plans, drawn = [], dict[str | None, int]()
+    for phase in program.phases:
+        b = phase.batches
+        first = drawn.get(b.stream, 0)
+        plans.append([b.plan(splits[b.split][i], seed, round, int(i), first) for i in clients])
+        drawn[b.stream] = first + b.epochs_drawn()
+    return plans

@@ -1,0 +1,102 @@
+"""What a person sees while runs are going: a progress bar on a terminal, a few plain lines elsewhere."""
+
+import time
+from typing import Any, Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+Line = dict[str, Any]
+LINES_PER_RUN = 20
+
+
+class Reporter(Protocol):
+    def start(self, label: str, seed: int, rounds: int, done: int) -> None: ...
+
+    def round(self, line: Line) -> None: ...
+
+    def finish(self, outcome: str) -> None:
+        """The run is over, one way or the other."""
+
+    def note(self, text: str) -> None: ...
+
+
+def make_reporter(console: Console) -> Reporter:
+    return BarReporter(console) if console.is_terminal else LineReporter(console)
+
+
+def describe(line: Line) -> str:
+    """The figures of an evaluated round."""
+    return f"mean {100 * line['mean']:.1f} %, worst 5 % {100 * line['worst5']:.1f} %"
+
+
+class LineReporter:
+    """At most about twenty lines per run, for logs."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._name, self._rounds, self._said, self._began = "", 1, 0, 0.0
+        self._evaluated: Line | None = None
+
+    def start(self, label: str, seed: int, rounds: int, done: int) -> None:
+        self._name, self._rounds, self._said, self._began = f"{label}, seed {seed}", rounds, done, time.monotonic()
+        self._evaluated = None
+        if done:
+            self.note(f"{self._name}: resumed after round {done} of {rounds}")
+
+    def round(self, line: Line) -> None:
+        if line["mean"] is not None:
+            self._evaluated = line
+        due = line["round"] - self._said >= self._rounds / (LINES_PER_RUN - 2) or line["round"] == self._rounds
+        if due and self._evaluated:
+            seconds = time.monotonic() - self._began
+            figures = describe(self._evaluated)
+            self.note(f"{self._name}: round {line['round']}/{self._rounds}, {figures}, {seconds:.0f} s")
+            self._said, self._evaluated = line["round"], None
+
+    def finish(self, outcome: str) -> None:
+        if outcome:
+            self.note(f"{self._name}: {outcome}")
+
+    def note(self, text: str) -> None:
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+class BarReporter:
+    """A bar with the newest figures and the time left; one line stays of each run."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._progress: Progress | None = None
+        self._task = TaskID(0)
+        self._name, self._last, self._began = "", "", 0.0
+
+    def start(self, label: str, seed: int, rounds: int, done: int) -> None:
+        self._name, self._last, self._began = f"{label}, seed {seed}", "", time.monotonic()
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[figures]}"),
+            TimeRemainingColumn(),
+            console=self._console,
+            transient=True,
+        )
+        self._task = self._progress.add_task(self._name, total=rounds, completed=done, figures="")
+        self._progress.start()
+
+    def round(self, line: Line) -> None:
+        if line["mean"] is not None:
+            self._last = describe(line)
+        if self._progress:
+            self._progress.update(self._task, completed=line["round"], figures=self._last)
+
+    def finish(self, outcome: str) -> None:
+        if self._progress:
+            self._progress.stop()
+            self._progress = None
+        figures = ", ".join(part for part in (self._last, f"{time.monotonic() - self._began:.0f} s", outcome) if part)
+        self.note(f"{self._name}: {figures}")
+
+    def note(self, text: str) -> None:
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,263 @@
+"""One run: an algorithm with a seed, from its first round or its newest checkpoint to its files.
+
+A run may die at any moment. Its folder then holds rounds.jsonl and checkpoints; resuming gives the same files, byte for
+byte, as if nothing had happened (apart from `TIMED_KEYS`).
+"""
+
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+
+from bespokefl import __version__, checkpoint, metrics
+from bespokefl.config import CheckpointSection, Document, EvalSection
+from bespokefl.federation import Federation, RoundRecord
+from bespokefl.interrupts import StopRequest
+from bespokefl.progress import Reporter
+from bespokefl.results import files
+from bespokefl.selection import Score, Selection, affordable, choose_rule
+from bespokefl.tomlfile import dumps
+
+CHECKPOINT_SHARE = 0.03  # of the time, at most, when checkpoint.every is "auto"
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """What to run, and where its files go."""
+
+    folder: Path
+    name: str
+    label: str
+    seed: int
+    rounds: int
+    eval: EvalSection
+    checkpoint: CheckpointSection
+    personal: bool
+    document: Document  # the resolved configuration
+
+
+class Run:
+    """The round loop around a federation: evaluate, record, checkpoint, and at the end the files."""
+
+    def __init__(self, plan: RunPlan, federation: Federation) -> None:
+        self.plan, self.federation = plan, federation
+        self.rule = choose_rule(plan.eval.select, validated=bool(federation.data.sizes("val").any()))
+        self.selection = Selection(federation, self.rule, plan.rounds, plan.eval.s_fraction, self._crosses())
+        self._saves = _Schedule(plan.checkpoint)
+
+    def execute(self, reporter: Reporter, stop: StopRequest) -> bool:
+        """Run to the end, True, or to the round in which somebody asks to stop, False."""
+        folder = self.plan.folder
+        files.write_atomically(folder / files.CONFIG, dumps(self.plan.document))
+        (folder / files.ERROR).unlink(missing_ok=True)
+        if self.federation.engine.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.federation.engine.device)
+        self.federation.expect(self.plan.rounds)
+        done = self._restore(reporter)
+        log = files.RoundLog(folder / files.ROUNDS, keep=done)
+        try:
+            reporter.start(self.plan.label, self.plan.seed, self.plan.rounds, done)
+            while self.federation.rounds_done < self.plan.rounds:
+                record = self.federation.round()
+                log.append(self._line(record))
+                reporter.round(log.lines[-1])
+                if stop.asked or record.round == self.plan.rounds or self._saves.due(record.round):
+                    self._save(log)
+                if stop.asked and record.round < self.plan.rounds:
+                    return False
+        finally:
+            log.close()
+        self._write_results(log)
+        return True
+
+    # the loop ----------------------------------------------------------------------------------------
+    def _line(self, record: RoundRecord) -> files.Line:
+        """The round's line; figures are null in a round that is not evaluated."""
+        figures: dict[str, Any] = dict.fromkeys(("mean", "std", "worst5", "top5", "loss"))
+        val_mean = None
+        if record.round % self.plan.eval.every == 0 or record.round == self.plan.rounds:
+            test = self.federation.evaluate(split="test", model="personal")
+            val = self.federation.evaluate(split="val", model="personal") if self.rule == "val" else None
+            self.selection.consider(record.round, test, val)
+            summary = metrics.summarise(test.accuracy)
+            figures = {key: summary[key] for key in ("mean", "std", "worst5", "top5")}
+            figures["loss"] = float(np.nanmean(test.loss))
+            val_mean = None if val is None else metrics.summarise(val.accuracy)["mean"]
+        return {
+            "round": record.round,
+            **figures,
+            "seconds": record.seconds,
+            "bytes_down": record.bytes_down,
+            "bytes_up": record.bytes_up,
+            "val_mean": val_mean,
+            "waste": record.waste,
+            "clients": [int(client) for client in record.clients],
+            "failed": {str(client): reason for client, reason in record.failed.items()},
+        }
+
+    def _crosses(self) -> bool:
+        """Whether S- and G-accuracy are measured; they are in every round that may be the selected one."""
+        cross = self.plan.eval.cross
+        if cross != "auto":
+            return cross
+        fed = self.federation
+        scored = 1 if self.rule == "last" else -(-self.plan.rounds // self.plan.eval.every)
+        rows = int(fed.data.sizes("test").sum())
+        return affordable(fed.data.clients, rows, fed.task.size, scored, fed.engine.device.type)
+
+    # checkpoints -------------------------------------------------------------------------------------
+    def _save(self, log: files.RoundLog) -> None:
+        began = time.monotonic()
+        log.sync()
+        tensors, meta = self.federation.state()
+        contents = {f"federation/{name}": value for name, value in tensors.items()}
+        if self.selection.score is not None:
+            contents |= {f"score/{name}": value for name, value in self.selection.score.tensors().items()}
+        last = self.federation.rounds_done == self.plan.rounds
+        checkpoint.save(
+            self.plan.folder / files.CHECKPOINT,
+            self.federation.rounds_done,
+            contents,
+            meta,
+            keep=1 if last else 2,
+        )
+        self._saves.saved(self.federation.rounds_done, time.monotonic() - began)
+
+    def _restore(self, reporter: Reporter) -> int:
+        """Go on from the newest good checkpoint; the number of rounds that are done."""
+        stored = checkpoint.load_newest(self.plan.folder / files.CHECKPOINT)
+        if stored is None:
+            return 0
+        for warning in stored.warnings:
+            reporter.note(f"warning: {warning}; going on from round {stored.step}")
+        restore(self.federation, stored)
+        score = _part(stored.tensors, "score")
+        self.selection.score = Score.from_tensors(score) if score else None
+        return self.federation.rounds_done
+
+    # the end -----------------------------------------------------------------------------------------
+    def _write_results(self, log: files.RoundLog) -> None:
+        score, folder = self.selection.score, self.plan.folder
+        assert score is not None
+        if self.plan.personal:
+            self._write_personal_models(folder / files.PERSONAL)
+        files.write_csv(folder / files.CLIENTS, self._clients(score, log))
+        files.write_json(folder / files.SUMMARY, self._summary(score, log))
+
+    def _clients(self, score: Score, log: files.RoundLog) -> dict[str, Any]:
+        data = self.federation.data
+        asked = np.bincount([c for line in log.lines for c in line["clients"]], minlength=data.clients)
+        failed = np.bincount([int(c) for line in log.lines for c in line["failed"]], minlength=data.clients)
+        return {
+            "client": range(data.clients),
+            "n_train": data.sizes("train"),
+            "n_test": data.sizes("test"),
+            "accuracy": score.accuracy,
+            "loss": score.loss,
+            "global_accuracy": score.global_accuracy,
+            "s_accuracy": score.s_accuracy,
+            "g_accuracy": score.g_accuracy,
+            "n_val": data.sizes("val"),
+            "rounds_asked": asked,
+            "rounds_failed": failed,
+            "name": data.client_names,
+        }
+
+    def _summary(self, score: Score, log: files.RoundLog) -> dict[str, Any]:
+        fed, plan = self.federation, self.plan
+        figures = metrics.summarise(score.accuracy)
+        return {
+            "algorithm": plan.name,
+            "seed": plan.seed,
+            "rounds": plan.rounds,
+            "selection": self.rule,
+            "mean": figures["mean"],
+            "std": figures["std"],
+            "worst5": figures["worst5"],
+            "top5": figures["top5"],
+            "gm_acc": _pooled(score.global_accuracy, fed.data.sizes("test")),
+            "l_acc": figures["mean"],
+            "s_acc": _mean_or_none(score.s_accuracy),
+            "g_acc": _mean_or_none(score.g_accuracy),
+            "bytes_total": log.total("bytes_down") + log.total("bytes_up"),
+            "train_seconds": float(log.total("seconds")),
+            "peak_memory_bytes": peak_memory(fed.engine.device),
+            "engine": fed.engine.name,
+            "device": str(fed.engine.device),
+            "version": __version__,
+            "label": plan.label,
+            "selected_round": score.round,
+            "scored": f"personal models of all {fed.data.clients} clients, round {score.round}, test split",
+            "n_clients": fed.data.clients,
+            "clients_without_test": figures["left_out"],
+            "clients_failed": sum(len(line["failed"]) for line in log.lines),
+            "waste": float(log.total("waste")) / len(log.lines),
+            "s_fraction": plan.eval.s_fraction,
+        }
+
+    def _write_personal_models(self, folder: Path) -> None:
+        """The models of the last round, a file per client."""
+        folder.mkdir(exist_ok=True)
+        digits = len(str(self.federation.data.clients - 1))
+        for client in range(self.federation.data.clients):
+            path = folder / f"client-{client:0{digits}d}.safetensors"
+            write_model(self.federation, client, self.plan.label, path)
+
+
+class _Schedule:
+    """When to save: every so many rounds, or so that saving takes at most a small share of the time."""
+
+    def __init__(self, section: CheckpointSection) -> None:
+        self._every = section.every
+        self._saved_at, self._pause = time.monotonic(), 0.0
+
+    def due(self, round_: int) -> bool:
+        if self._every != "auto":
+            return round_ % self._every == 0
+        return time.monotonic() - self._saved_at >= self._pause
+
+    def saved(self, round_: int, seconds: float) -> None:
+        self._saved_at, self._pause = time.monotonic(), seconds / CHECKPOINT_SHARE
+
+
+def restore(federation: Federation, stored: checkpoint.Checkpoint) -> None:
+    """Put a federation into the state of a checkpoint."""
+    federation.restore(_part(stored.tensors, "federation"), stored.meta)
+
+
+def write_model(federation: Federation, client: int, label: str, path: Path) -> None:
+    """A client's personal model as safetensors, with a note of what it is."""
+    model = {name: value.detach().cpu().contiguous() for name, value in federation.client_model(client).items()}
+    note = {"client": str(client), "algorithm": label, "round": str(federation.rounds_done)}
+    save_file(model, path, metadata=note)
+
+
+def peak_memory(device: torch.device) -> int | None:
+    """The most memory the accelerator held for this run, or that this process ever held; None where nobody knows."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    if sys.platform == "win32":
+        return None
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024  # bytes there, kilobytes elsewhere
+
+
+def _part(tensors: dict[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
+    return {k.removeprefix(f"{prefix}/"): v for k, v in tensors.items() if k.startswith(f"{prefix}/")}
+
+
+def _mean_or_none(values: Any) -> float | None:
+    return None if np.isnan(values).all() else float(np.nanmean(values))
+
+
+def _pooled(accuracy: Any, rows: Any) -> float | None:
+    """The accuracy on the union of all test rows, from that on each client's."""
+    tested = ~np.isnan(accuracy)
+    return float((accuracy[tested] * rows[tested]).sum() / rows[tested].sum()) if tested.any() else None

@@ -1,0 +1,68 @@
+"""Scoring a client's model: the program that makes the model, with a scoring phase behind it. Nothing is written."""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from bespokefl.program import Down, Phase, Program, ordered
+from bespokefl.task import Batch, Task, hit
+from bespokefl.trees import Model, Tree
+
+
+class Evaluation(NamedTuple):
+    """A model per client, scored; one entry per client in each array."""
+
+    clients: NDArray[np.int64]
+    n: NDArray[np.int64]  # samples scored
+    accuracy: NDArray[np.float64]  # NaN where nothing was scored, or for tasks without classes
+    loss: NDArray[np.float64]
+
+
+class Tally(NamedTuple):
+    model: Model
+    hits: Tensor
+    loss: Tensor
+    n: Tensor
+
+
+class Scoring:
+    """The program that runs ``program`` up to its upload's ``model`` and scores it on a split.
+
+    One object per program, so that engines recognise its functions from one evaluation to the next.
+    """
+
+    def __init__(self, program: Program, split: str, size: int | None) -> None:
+        self._made_by = program
+        self.program = Program(
+            program.begin, (*program.phases, Phase(self.add, ordered(split, size), self.enter)), self.finish
+        )
+
+    def enter(self, task: Task, down: Down, carry: Tree) -> Tally:
+        zero = torch.zeros((), dtype=torch.float64)
+        return Tally(self._made_by.finish(task, down, carry)[0]["model"], zero, zero, zero)
+
+    def add(self, task: Task, down: Down, c: Tally, batch: Batch) -> Tally:
+        out = task.apply(c.model, batch)[0]
+        hits = batch.sum(hit(out, batch.y)) if task.classifies else torch.zeros(())
+        loss = batch.sum(task.per_sample(out, batch.y))
+        return Tally(c.model, c.hits + hits.double(), c.loss + loss.double(), c.n + batch.n.double())
+
+    def finish(self, task: Task, down: Down, c: Tally) -> tuple[dict[str, Tree], Tree]:
+        return {"hits": c.hits, "loss": c.loss, "n": c.n}, {}
+
+
+def hand_over(task: Task, down: Down, model: Model) -> tuple[dict[str, Tree], Tree]:
+    """The finish of a program whose carry is the model itself."""
+    return {"model": model}, {}
+
+
+def received(task: Task, down: Down, state: Tree) -> Model:
+    """The begin of a program whose model is the download ``w``."""
+    w: Model = down.w
+    return w
+
+
+GLOBAL_MODEL = Program(received, (), hand_over)

@@ -1,0 +1,139 @@
+"""Which round is scored, and everything that is measured in that round.
+
+The per-client rows of the best round so far are kept, not the models: they are small, and go into every checkpoint.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from bespokefl.errors import InputError
+from bespokefl.federation import Federation
+from bespokefl.program import Rows
+from bespokefl.rng import stream
+from bespokefl.scoring import Evaluation
+
+Floats = npt.NDArray[np.float64]
+Rule = Literal["last", "val", "best_test"]
+
+AFFORDABLE = {"cpu": 5e10}  # multiplications that S- and G-accuracy may cost unasked: seconds
+AFFORDABLE_ON_ACCELERATOR = 5e12
+
+
+@dataclass(frozen=True)
+class Score:
+    """The federation in one round, a value per client; NaN where a client has no test data or nothing was measured."""
+
+    round: int
+    criterion: float  # what the rounds were compared by
+    accuracy: Floats  # of the personal model on the client's own test data
+    loss: Floats
+    global_accuracy: Floats  # of the global model on the same data
+    s_accuracy: Floats  # of the personal model on its own and some other clients' test data
+    g_accuracy: Floats  # of the personal model on all clients' test data
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """For a checkpoint, bit for bit."""
+        columns = {name: value for name, value in vars(self).items() if isinstance(value, np.ndarray)}
+        columns["round, criterion"] = np.array([self.round, self.criterion])
+        return {name: torch.from_numpy(value) for name, value in columns.items()}
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, torch.Tensor]) -> "Score":
+        columns = {name: value.numpy() for name, value in tensors.items()}
+        round_, criterion = columns.pop("round, criterion")
+        return cls(int(round_), float(criterion), **columns)
+
+
+class Selection:
+    """Meets every evaluated round, and keeps the score of the one that the rule selects."""
+
+    def __init__(self, federation: Federation, rule: Rule, last_round: int, s_fraction: float, cross: bool) -> None:
+        self._federation, self._rule, self._last = federation, rule, last_round
+        self._s_fraction, self._cross = s_fraction, cross
+        self.score: Score | None = None
+
+    def consider(self, round_: int, test: Evaluation, val: Evaluation | None) -> None:
+        """Score this round if it beats those before it (the first of equals stays)."""
+        if self._rule == "last":
+            criterion, wanted = float(round_), round_ == self._last
+        else:
+            judged = val if self._rule == "val" else test
+            assert judged is not None
+            criterion = _mean(judged.accuracy)
+            wanted = self.score is None or criterion > self.score.criterion
+        if wanted:
+            self.score = self._measure(round_, criterion, test)
+
+    def _measure(self, round_: int, criterion: float, test: Evaluation) -> Score:
+        fed = self._federation
+        unmeasured = np.full(len(test.accuracy), np.nan)
+        own = fed.data.splits["test"]
+        return Score(
+            round=round_,
+            criterion=criterion,
+            accuracy=_floats(test.accuracy),
+            loss=_floats(test.loss),
+            global_accuracy=_floats(fed.evaluate(model="global").accuracy) if fed.has_global else unmeasured,
+            s_accuracy=self._on(s_rows(own, self._s_fraction, fed.seed)) if self._cross else unmeasured,
+            g_accuracy=self._on(g_rows(own)) if self._cross else unmeasured,
+        )
+
+    def _on(self, rows: Sequence[Rows]) -> Floats:
+        return _floats(self._federation.evaluate(rows=rows).accuracy)
+
+
+def choose_rule(select: str, validated: bool) -> Rule:
+    """``auto`` is ``val`` where there is validation data, else ``last``."""
+    if select == "auto":
+        return "val" if validated else "last"
+    if select == "val" and not validated:
+        raise InputError(
+            "eval.select = 'val', but no client has validation data; set data.val to a fraction such as 0.1, "
+            "or eval.select to 'last'."
+        )
+    rules: dict[str, Rule] = {"last": "last", "val": "val", "best_test": "best_test"}
+    return rules[select]
+
+
+def affordable(clients: int, test_rows: int, parameters: int, scored_rounds: int, device: str) -> bool:
+    """Whether every model on every test row costs seconds only."""
+    return clients * test_rows * parameters * scored_rounds <= AFFORDABLE.get(device, AFFORDABLE_ON_ACCELERATOR)
+
+
+def g_rows(test: Sequence[Rows]) -> list[Rows]:
+    """For each client the test rows of all (G-accuracy)."""
+    return [np.concatenate(test)] * len(test)
+
+
+def s_rows(test: Sequence[Rows], fraction: float, seed: int) -> list[Rows]:
+    """For each client its own test rows and those of round(fraction * (N - 1)) others, equally many of each.
+
+    Drawn from a stream per client, so the same in every round and for every method. A client without test rows
+    is not drawn, and gets none.
+    """
+    tested = [client for client, rows in enumerate(test) if len(rows)]
+    return [_s_rows_of(client, tested, test, fraction, seed) for client in range(len(test))]
+
+
+def _s_rows_of(client: int, tested: Sequence[int], test: Sequence[Rows], fraction: float, seed: int) -> Rows:
+    if client not in tested:
+        return np.empty(0, dtype=np.int64)
+    rng = stream(seed, "metric", client)
+    others = [other for other in tested if other != client]
+    drawn = rng.permutation(others)[: round(len(others) * fraction)]
+    involved = [client, *(int(other) for other in drawn)]
+    size = min(len(test[one]) for one in involved)
+    return np.concatenate([rng.permutation(test[one])[:size] for one in involved])
+
+
+def _mean(values: npt.NDArray[Any]) -> float:
+    return float(np.nanmean(values)) if not np.isnan(values).all() else float("nan")
+
+
+def _floats(values: npt.NDArray[Any]) -> Floats:
+    return np.array(values, dtype=np.float64)
