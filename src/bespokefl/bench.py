@@ -1,7 +1,8 @@
 """Speed as a ratio in one run: our engines against a plain PyTorch loop over the clients, doing the same passes.
 
-The plain loop is what one would write without any federated code: textbook networks, eager float32, ``torch.optim.SGD``,
-one client after another with torch's own threads. Contenders take turns, so that a busy machine slows all of them alike.
+The plain loop is what one would write without any federated code: textbook networks, eager float32,
+``torch.optim.SGD``, one client after another with torch's own threads. Contenders take turns, so that a busy machine
+slows all of them alike.
 """
 
 import gc
@@ -56,6 +57,9 @@ SETTINGS = {
 }
 
 
+CONTENDERS = ("sequential", "vectorized", "vectorized bf16")
+
+
 class Contender(NamedTuple):
     name: str
     round: Callable[[], float]  # one round of local training; returns computed / useful samples
@@ -79,12 +83,19 @@ def main(
     ragged: bool = False,
     repeats: int = 5,
     compile: bool | str = "auto",
+    contenders: Sequence[str] = CONTENDERS,
 ) -> dict[str, list[Measured]]:
-    """Measures and prints; ``ragged`` draws client sizes like a Dirichlet(0.3) partition of the same total."""
+    """Measures and prints; ``ragged`` draws client sizes like a Dirichlet(0.3) partition of the same total.
+
+    ``contenders`` are measured beside the plain loop.
+    """
     chosen, console = pick_device(device), Console()
     for name in which:
         if name not in SETTINGS:
             raise unknown_name("model", name, SETTINGS)
+    for name in contenders:
+        if name not in CONTENDERS:
+            raise unknown_name("contender", name, CONTENDERS)
     if min(clients, repeats, steps or 1) < 1:
         raise InputError(f"clients = {clients}, steps = {steps}, repeats = {repeats}: each is at least 1")
     steps = steps or (40 if chosen.type == "cuda" else 8)
@@ -95,8 +106,8 @@ def main(
     results = {}
     for name in which:
         data = synthetic(SETTINGS[name].shape, clients, steps * BATCH, ragged=ragged)
-        contenders = _contenders(SETTINGS[name], data, chosen, compile)
-        results[name] = measure(contenders, samples=int(data.sizes("train").sum()), repeats=repeats, device=chosen)
+        field = [_contender(c, SETTINGS[name], data, chosen, compile) for c in ("plain loop", *contenders)]
+        results[name] = measure(field, samples=int(data.sizes("train").sum()), repeats=repeats, device=chosen)
         console.print(_table(name, results[name]))
     return results
 
@@ -117,23 +128,18 @@ def synthetic(shape: tuple[int, ...], clients: int, per_client: int, *, ragged: 
     return FederatedData(x, y, {"train": train, "val": none, "test": none}, tuple("0123456789"), names, {})
 
 
-def _contenders(setting: Setting, data: FederatedData, device: torch.device, compile: bool | str) -> list[Contender]:
+def _contender(
+    name: str, setting: Setting, data: FederatedData, device: torch.device, compile: bool | str
+) -> Contender:
+    if name == "plain loop":
+        return Contender(name, _plain_loop(setting.textbook(), data, device))
+    torch.manual_seed(0)
+    task = Task(models.build(setting.model, setting.shape, CLASSES, **setting.options), bf16=name.endswith("bf16"))
+    engine = Sequential(device) if name == "sequential" else Vectorized(device, compile=compile)
     algorithm = FedAvg(lr=LR, momentum=MOMENTUM, local_epochs=1, batch_size=BATCH, personal="global")
-
-    def ours(name: str, engine: Sequential | Vectorized, *, bf16: bool = False) -> Contender:
-        torch.manual_seed(0)
-        module = models.build(setting.model, setting.shape, CLASSES, **setting.options)
-        federation = Federation(Task(module, bf16=bf16), data, algorithm, engine=engine)
-        if compile == "auto" and device.type == "cuda":
-            federation.expect(10**6)  # a long run, where compiling pays
-        return Contender(name, lambda: federation.round().waste)
-
-    return [
-        Contender("plain loop", _plain_loop(setting.textbook(), data, device)),
-        ours("sequential", Sequential(device)),
-        ours("vectorized", Vectorized(device, compile=compile)),
-        ours("vectorized, bf16", Vectorized(device, compile=compile), bf16=True),
-    ]
+    federation = Federation(task, data, algorithm, engine=engine)
+    federation.expect(10**6)  # a long run, where compiling pays on a GPU
+    return Contender(name, lambda: federation.round().waste)
 
 
 def _plain_loop(module: nn.Module, data: FederatedData, device: torch.device) -> Callable[[], float]:
@@ -161,7 +167,8 @@ def _plain_loop(module: nn.Module, data: FederatedData, device: torch.device) ->
 def measure(contenders: Sequence[Contender], *, samples: int, repeats: int, device: torch.device) -> list[Measured]:
     """Medians of rounds taken in turn; the first contender is what the others are compared with."""
     seconds: dict[str, list[float]] = {c.name: [] for c in contenders}
-    waste, peaks = {}, {}
+    waste: dict[str, float] = {}
+    peaks: dict[str, int] = {}
     for turn in range(repeats + 2):  # two to warm up: tracing, compiling, caches
         for c in contenders:
             gc.collect()

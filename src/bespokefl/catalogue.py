@@ -12,17 +12,17 @@ Entry = dict[str, Any]  # name, description, and what else a kind has; JSON-able
 
 
 def algorithms() -> list[Entry]:
-    from bespokefl.algorithms import ALGORITHMS
+    from bespokefl.algorithms import ALGORITHMS, Algorithm
 
-    return [
-        {
-            "name": spec.name,
-            "description": spec.summary,
-            "paper": spec.paper,
-            "options": {hyper.name: hyper._asdict() for hyper in spec.hyperparameters},
-        }
-        for spec in ALGORITHMS.values()
-    ]
+    shared = {field.name for field in dataclasses.fields(Algorithm)}
+    entries = []
+    for spec in ALGORITHMS.values():
+        hyper = {parameter.name: parameter._asdict() for parameter in spec.hyperparameters}
+        own = {name: parameter for name, parameter in hyper.items() if name not in shared}
+        training = {name: parameter for name, parameter in hyper.items() if name in shared}
+        about = {"name": spec.name, "description": spec.summary, "paper": spec.paper}
+        entries.append(about | {"options": own, "training": training})
+    return entries
 
 
 def datasets() -> list[Entry]:

@@ -1,7 +1,6 @@
 """The command line. Exit codes: 0 done, 1 failed while running, 2 the input is wrong, 130 stopped by the user."""
 
 import functools
-import importlib
 import json
 import shlex
 import sys
@@ -41,7 +40,7 @@ Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Set a key of the configuration, such as train.rounds=10."),
 ]
-Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Where the files go [default: runs/NAME].")]
+Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Where the files go (default: runs/NAME).")]
 EngineName = Annotated[str | None, typer.Option("--engine", metavar="E", help="Same as --set engine.name=E.")]
 Device = Annotated[str | None, typer.Option("--device", metavar="D", help="Same as --set engine.device=D.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with what --out holds; skip what is finished.")]
@@ -65,11 +64,14 @@ def guarded(command: Callable[P, None]) -> Callable[P, None]:
         except BespokeError as error:
             _say_error(str(error))
             raise typer.Exit(WRONG_INPUT if isinstance(error, InputError) else FAILED) from None
+        except OSError as error:
+            _say_error(str(error))
+            raise typer.Exit(FAILED) from None
         except Interrupted as stopped:
-            _console(stderr=True).print(f"stopped {stopped}; continue with: {_resume_command()}", markup=False)
+            _say_stopped(str(stopped))
             raise typer.Exit(STOPPED) from None
         except KeyboardInterrupt:
-            _console(stderr=True).print(f"stopped at once; continue with: {_resume_command()}", markup=False)
+            _say_stopped("at once")
             raise typer.Exit(STOPPED) from None
 
     return wrapped
@@ -77,6 +79,11 @@ def guarded(command: Callable[P, None]) -> Callable[P, None]:
 
 def _say_error(text: str) -> None:
     _console(stderr=True).print(f"[bold red]error:[/] {escape(text)}", soft_wrap=True, highlight=False)
+
+
+def _say_stopped(when: str) -> None:
+    """One line, however long, so that the command can be copied."""
+    typer.echo(f"stopped {when}; continue with: {_resume_command()}", err=True)
 
 
 def _console(*, stderr: bool = False) -> Console:
@@ -188,15 +195,29 @@ def list_(
     for column in ("name", "description", "options"):
         table.add_column(column, overflow="fold")
     for entry in entries:
-        table.add_row(entry["name"], escape(entry["description"]), escape(", ".join(entry["options"])))
+        chosen = ", ".join(f"{name}={_default(option)}" for name, option in entry["options"].items())
+        table.add_row(entry["name"], escape(entry["description"]), escape(chosen))
     _console().print(table)
 
 
-@app.command(add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def _default(option: Any) -> Any:
+    return option["default"] if isinstance(option, dict) else option
+
+
+@app.command()
 @guarded
-def bench(context: typer.Context) -> None:
-    """Measure speed, as ratios in one run; --help for its options."""
-    raise typer.Exit(importlib.import_module("bespokefl.bench").main(context.args) or 0)
+def bench(
+    which: Annotated[list[str] | None, typer.Argument(metavar="MODEL", help="linear, mlp, fedavg-cnn; all.")] = None,
+    device: Annotated[str, typer.Option(metavar="D", help="auto, cpu, cuda, ...")] = "auto",
+    clients: Annotated[int, typer.Option(metavar="N", help="Clients of a round.")] = 25,
+    steps: Annotated[int | None, typer.Option(metavar="N", help="Local steps of a client.")] = None,
+    ragged: Annotated[bool, typer.Option("--ragged", help="Clients of different sizes.")] = False,
+    repeats: Annotated[int, typer.Option(metavar="N", help="Rounds of each contender.")] = 5,
+) -> None:
+    """Measure speed, as ratios in one run."""
+    from bespokefl.bench import SETTINGS, main
+
+    main(which or tuple(SETTINGS), device=device, clients=clients, steps=steps, ragged=ragged, repeats=repeats)
 
 
 def _read(

@@ -166,7 +166,11 @@ def _is_finished(plan: RunPlan, resume: bool) -> bool:
     config = folder / files.CONFIG
     if not config.is_file():
         return False
-    differing = sorted(_differences(tomllib.loads(config.read_text(encoding="utf-8")), plan.document))
+    try:
+        stored = tomllib.loads(config.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"{config} cannot be read ({error}); remove the folder to start this run afresh.") from None
+    differing = sorted(_differences(stored, plan.document))
     if differing:
         listed = "; ".join(differing)
         raise InputError(

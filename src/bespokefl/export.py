@@ -9,9 +9,10 @@ from torch import nn
 from bespokefl import assembly, checkpoint
 from bespokefl.config_file import read_experiment
 from bespokefl.errors import InputError
-from bespokefl.federation import Federation
 from bespokefl.results import files
-from bespokefl.run import restore, write_model
+from bespokefl.results.model_file import write_model
+from bespokefl.run import model_note, restore
+from bespokefl.trees import Model
 
 
 def export_model(folder: Path, client: int, path: Path | None = None, *, onnx: bool = False) -> list[Path]:
@@ -34,12 +35,13 @@ def export_model(folder: Path, client: int, path: Path | None = None, *, onnx: b
     restore(federation, stored)
     target = path or Path(f"{choice.label}-seed-{seed}-client-{client}.safetensors")
     target.parent.mkdir(parents=True, exist_ok=True)
-    write_model(federation, client, choice.label, target)
+    model = federation.client_model(client)
+    write_model(model, model_note(federation, client, choice.label), target)
     if not onnx:
         return [target]
     module = assembly.make_module(experiment, seed, data)
     drawn = target.with_suffix(".onnx")
-    _write_onnx(_with_weights(module, federation, client), data.x[:1].to(torch.float32), drawn)
+    _write_onnx(_with_weights(module, model), data.x[:1].to(torch.float32), drawn)
     return [target, drawn]
 
 
@@ -53,9 +55,9 @@ def _single_run(folder: Path) -> Path:
     return runs[0]
 
 
-def _with_weights(module: nn.Module, federation: Federation, client: int) -> nn.Module:
+def _with_weights(module: nn.Module, model: Model) -> nn.Module:
     """The plain module with the client's parameters and buffers; counters of batches keep their zeros."""
-    weights = {name: value.detach().cpu() for name, value in federation.client_model(client).items()}
+    weights = {name: value.detach().cpu() for name, value in model.items()}
     module.load_state_dict(module.state_dict() | weights)
     return module.to(torch.float32).eval()
 

@@ -127,8 +127,7 @@ class Federation:
             raise InputError(f"clients = {ids.tolist()}: ids of a round are some of 0 to {self.data.clients - 1}")
         ledger, start = Ledger(), self._clock()
         cohort = Cohort(self.site, ids, self.rounds_done, silent=frozenset(silent), ledger=ledger)
-        with torch.device(self.engine.device):
-            self.server = self.algorithm.round(self.server, cohort)
+        self.server = self.algorithm.round(self.server, cohort)
         self.rounds_done += 1
         return RoundRecord(
             self.rounds_done,
@@ -206,6 +205,7 @@ class Federation:
         """
         if model not in ("personal", "global"):
             raise InputError(f"model = {model!r}: it is 'personal' or 'global'")
+        split = split if rows is None else "given rows"  # a program that trains on ``split`` still gets its own
         splits = {split: self.data.splits[split] if rows is None else rows}
         parts = []
         for cohort in self._cohorts(clients):

@@ -63,6 +63,19 @@ class MaskedBatchNorm(nn.Module):
         return out
 
 
+class PlainGroupNorm(nn.GroupNorm):
+    """GroupNorm from elementary operations: the fused one asks for a memory layout, which vmap cannot tell."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        groups = x.reshape(x.shape[0], self.num_groups, -1)
+        variance, mean = torch.var_mean(groups, -1, correction=0, keepdim=True)
+        out = ((groups - mean) * (variance + self.eps).rsqrt()).reshape(x.shape)
+        if not self.affine:
+            return out
+        shape = (1, -1, *(1,) * (x.ndim - 2))
+        return out * self.weight.view(shape) + self.bias.view(shape)
+
+
 class KeyedDropout(nn.Module):
     """Dropout from a hash of (key, layer, position): the same mask in any engine.
 
@@ -86,17 +99,19 @@ class KeyedDropout(nn.Module):
         z = positions.view(shape) * 0x9E3779B1 + self.key + self.layer * 0x85EBCA77
         for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B), (16, 1)):
             z = ((z ^ (z >> shift)) * factor) & 0xFFFFFFFF
-        return x * (z >= int(self.p * 2**32)).to(x.dtype) / (1 - self.p)
+        return x * (z >= int(self.p * 2**32)).to(x.dtype) / (1 - self.p or 1)  # p = 1 drops all
 
 
 def with_stand_ins(module: nn.Module) -> nn.Module:
-    """Replaces BatchNorm and dropout modules in place, at any depth, and returns the module."""
+    """Replaces BatchNorm, GroupNorm and dropout modules in place, at any depth, and returns the module."""
     layers = 0
 
     def replacement(child: nn.Module) -> nn.Module | None:
         nonlocal layers
         if isinstance(child, _BatchNorm):
             return MaskedBatchNorm(child)
+        if isinstance(child, nn.GroupNorm):
+            return _as_plain(child)
         if isinstance(child, _DropoutNd):
             if not isinstance(child, nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d):
                 raise InputError(f"{type(child).__name__} draws randomness that cannot be keyed; use nn.Dropout")
@@ -113,3 +128,9 @@ def with_stand_ins(module: nn.Module) -> nn.Module:
             if new is not None:
                 setattr(parent, name, new)
     return module
+
+
+def _as_plain(norm: nn.GroupNorm) -> PlainGroupNorm:
+    plain = PlainGroupNorm(norm.num_groups, norm.num_channels, norm.eps, norm.affine)
+    plain.weight, plain.bias = norm.weight, norm.bias
+    return plain

@@ -4,7 +4,6 @@ A run may die at any moment. Its folder then holds rounds.jsonl and checkpoints;
 byte, as if nothing had happened (apart from `TIMED_KEYS`).
 """
 
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,17 +11,19 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
 
-from bespokefl import __version__, checkpoint, metrics
+from bespokefl import __version__, checkpoint, metrics, trees
 from bespokefl.config import CheckpointSection, Document, EvalSection
+from bespokefl.engines.memory import peak_bytes
 from bespokefl.federation import Federation, RoundRecord
 from bespokefl.interrupts import StopRequest
 from bespokefl.progress import Reporter
 from bespokefl.results import files
+from bespokefl.results.model_file import write_model
 from bespokefl.selection import Score, Selection, affordable, choose_rule
 from bespokefl.tomlfile import dumps
 
+MODELS_AT_ONCE = 64
 CHECKPOINT_SHARE = 0.03  # of the time, at most, when checkpoint.every is "auto"
 
 
@@ -126,7 +127,7 @@ class Run:
             meta,
             keep=1 if last else 2,
         )
-        self._saves.saved(self.federation.rounds_done, time.monotonic() - began)
+        self._saves.saved(time.monotonic() - began)
 
     def _restore(self, reporter: Reporter) -> int:
         """Go on from the newest good checkpoint; the number of rounds that are done."""
@@ -186,12 +187,13 @@ class Run:
             "g_acc": _mean_or_none(score.g_accuracy),
             "bytes_total": log.total("bytes_down") + log.total("bytes_up"),
             "train_seconds": float(log.total("seconds")),
-            "peak_memory_bytes": peak_memory(fed.engine.device),
+            "peak_memory_bytes": peak_bytes(fed.engine.device),
             "engine": fed.engine.name,
             "device": str(fed.engine.device),
             "version": __version__,
             "label": plan.label,
             "selected_round": score.round,
+            "model": getattr(fed.algorithm, "personal", "own"),
             "scored": f"personal models of all {fed.data.clients} clients, round {score.round}, test split",
             "n_clients": fed.data.clients,
             "clients_without_test": figures["left_out"],
@@ -201,12 +203,14 @@ class Run:
         }
 
     def _write_personal_models(self, folder: Path) -> None:
-        """The models of the last round, a file per client."""
-        folder.mkdir(exist_ok=True)
-        digits = len(str(self.federation.data.clients - 1))
-        for client in range(self.federation.data.clients):
-            path = folder / f"client-{client:0{digits}d}.safetensors"
-            write_model(self.federation, client, self.plan.label, path)
+        """The models of the last round, a file per client; some at a time, since all may not fit into memory."""
+        clients = range(self.federation.data.clients)
+        digits = len(str(clients[-1]))
+        for some in (clients[first : first + MODELS_AT_ONCE] for first in clients[::MODELS_AT_ONCE]):
+            stacked = self.federation.personal_models(some)
+            for row, client in enumerate(some):
+                path = folder / f"client-{client:0{digits}d}.safetensors"
+                write_model(trees.rows(stacked, row), model_note(self.federation, client, self.plan.label), path)
 
 
 class _Schedule:
@@ -221,7 +225,7 @@ class _Schedule:
             return round_ % self._every == 0
         return time.monotonic() - self._saved_at >= self._pause
 
-    def saved(self, round_: int, seconds: float) -> None:
+    def saved(self, seconds: float) -> None:
         self._saved_at, self._pause = time.monotonic(), seconds / CHECKPOINT_SHARE
 
 
@@ -230,23 +234,9 @@ def restore(federation: Federation, stored: checkpoint.Checkpoint) -> None:
     federation.restore(_part(stored.tensors, "federation"), stored.meta)
 
 
-def write_model(federation: Federation, client: int, label: str, path: Path) -> None:
-    """A client's personal model as safetensors, with a note of what it is."""
-    model = {name: value.detach().cpu().contiguous() for name, value in federation.client_model(client).items()}
-    note = {"client": str(client), "algorithm": label, "round": str(federation.rounds_done)}
-    save_file(model, path, metadata=note)
-
-
-def peak_memory(device: torch.device) -> int | None:
-    """The most memory the accelerator held for this run, or that this process ever held; None where nobody knows."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    if sys.platform == "win32":
-        return None
-    import resource
-
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024  # bytes there, kilobytes elsewhere
+def model_note(federation: Federation, client: int, label: str) -> dict[str, str]:
+    """What a personal model's file says about it."""
+    return {"client": str(client), "algorithm": label, "round": str(federation.rounds_done)}
 
 
 def _part(tensors: dict[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:

@@ -19,6 +19,7 @@ def pack(tree: Tree, prefix: str) -> tuple[Structure, dict[str, Tensor]]:
 
     def encode(value: Any, path: str) -> Structure:
         if isinstance(value, Tensor):
+            path = path if path not in tensors else f"{path}#{len(tensors)}"  # {"a": {"b": ...}, "a.b": ...}
             tensors[path] = value
             return {"tensor": path}
         if value is None or isinstance(value, bool | int | float | str):

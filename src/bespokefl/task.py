@@ -12,7 +12,6 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value
-from torch.nn import functional as F
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
@@ -59,12 +58,12 @@ class Layer(NamedTuple):
 
 
 def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
-    """-log softmax(logits)[y]; written out, because F.cross_entropy's ignored label costs operations per step."""
-    return -F.log_softmax(logits, -1).gather(-1, y.unsqueeze(-1)).squeeze(-1)
+    """log sum exp(logits) - logits[y]: for few classes several times faster on a CPU than F.cross_entropy's kernel."""
+    return torch.logsumexp(logits, -1) - logits.gather(-1, y.unsqueeze(-1)).squeeze(-1)
 
 
 def squared_error(outputs: Tensor, y: Tensor) -> Tensor:
-    return 0.5 * ((outputs - y.view_as(outputs)) ** 2).flatten(1).sum(1)
+    return 0.5 * ((outputs - y.view_as(outputs)) ** 2).reshape(len(outputs), -1).sum(1)
 
 
 LOSSES: dict[str, PerSample] = {"cross_entropy": cross_entropy, "squared_error": squared_error}
@@ -200,10 +199,9 @@ class _Net:
 
     def __call__(self, x: Model, batch: Batch, buffer_names: Sequence[str], bf16: bool) -> tuple[Tensor, Tensor, Model]:
         values = dict(x)
-        if self.module.training:
-            for k in self._written_in_place:  # a user's module may write to its buffers; x must stay as it is
-                if k in values:
-                    values[k] = values[k].clone()
+        for k in self._written_in_place:  # a user's module may write to its buffers; x must stay as it is
+            if k in values:
+                values[k] = values[k].clone()
         with (
             self._during(batch),
             torch.autocast(batch.x.device.type, torch.bfloat16, enabled=bf16, cache_enabled=False),

@@ -61,7 +61,7 @@ def _import(name: str) -> type[Algorithm]:
     module, _, attribute = name.partition(":")
     try:
         cls = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, ValueError, TypeError) as error:
         raise InputError(f"algorithm.name = {name!r} cannot be imported: {error}") from error
     if not (isinstance(cls, type) and issubclass(cls, Algorithm)):
         raise InputError(f"algorithm.name = {name!r} is not a class derived from bespokefl.algorithms.Algorithm")

@@ -29,7 +29,8 @@ class Resident:
 
     def gather(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Inputs and targets of the given rows; any leading shape (a batch, or one per client)."""
-        x = self._x[rows]
+        x = self._x.index_select(0, rows.flatten())  # copies whole rows, which x[rows] does not
+        x = x.view(*rows.shape, *x.shape[1:])
         return (x.movedim(-1, -3) if self.is_image else x), self._y[rows]
 
 
@@ -98,7 +99,8 @@ def total_samples(plans: Sequence[Sequence[Sequence[Rows]]]) -> int:
 def numerics(dtype: torch.dtype, device: torch.device, *, tf32: bool, threads: int | None = None) -> Iterator[None]:
     """Default type, TF32 and CPU threads for the length of a run; everything is put back afterwards.
 
-    Programs may then write ``torch.zeros(())`` and get the type of the task.
+    Programs may then write ``torch.zeros(())`` and get the type of the task. (Its device is set only where a program's
+    Python runs, for ``torch.device`` as a context costs time on every operation.)
     """
     before = torch.get_default_dtype(), torch.get_num_threads(), torch.get_float32_matmul_precision()
     cudnn_tf32 = torch.backends.cudnn.allow_tf32
@@ -109,8 +111,7 @@ def numerics(dtype: torch.dtype, device: torch.device, *, tf32: bool, threads: i
         torch.set_float32_matmul_precision("high" if tf32 else "highest")
         torch.backends.cudnn.allow_tf32 = tf32
     try:
-        with torch.device(device):
-            yield
+        yield
     finally:
         torch.set_default_dtype(before[0])
         if threads is not None:

@@ -5,6 +5,7 @@ operations (forward, backward and optimiser), which is cleaned up, updates the c
 several threads, since no module and no autograd engine takes part any more.
 """
 
+import contextlib
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
@@ -13,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.passes.shape_prop import ShapeProp
 from torch.utils import _pytree as pytree
 
 from bespokefl.trees import Tree
@@ -22,12 +22,23 @@ aten = torch.ops.aten
 
 # View operations that change nothing when the shape stays the same.
 _RESHAPES = {aten.view.default, aten._unsafe_view.default, aten.expand.default, aten.reshape.default}
+# Operations that read only the shape of their operand, by what they fill the result with.
+_FILLS = {aten.ones_like.default: 1, aten.zeros_like.default: 0, aten.new_zeros.default: 0, aten.new_ones.default: 1}
+_LARGEST_CONSTANT = 2**16  # elements
 # Element-wise operations whose first operand may be overwritten.
 _IN_PLACE = {
     aten.add.Tensor: aten.add_.Tensor,
     aten.sub.Tensor: aten.sub_.Tensor,
     aten.mul.Tensor: aten.mul_.Tensor,
     aten.lerp.Scalar: aten.lerp_.Scalar,
+}
+# Operations that may return their input's memory although their schemas do not say so.
+_VIEWS_BY_STEALTH = {
+    aten._unsafe_view.default,
+    aten.contiguous.default,
+    aten.reshape.default,
+    aten.unsafe_split.Tensor,
+    aten.unsafe_split_with_sizes.default,
 }
 
 
@@ -40,34 +51,44 @@ class Graph:
         out_spec: list[Any] = []
 
         def flat_fn(tensors: list[Tensor]) -> list[Tensor]:
-            out, structure = pytree.tree_flatten(fn(*pytree.tree_unflatten(tensors, spec)))
+            result = fn(*pytree.tree_unflatten(tensors, spec))
+            # A new carry has its leaves in the old one's order, whatever the order in which a step wrote its dicts.
+            structure = pytree.tree_structure(args[0] if carry else result)
+            out = structure.flatten_up_to(result)
             out_spec.append(structure)
             return [in_layout_of(tensors[i], v) if i < donated else v for i, v in enumerate(out)]
 
         # Clones, because two leaves that are one tensor would become one input of the graph.
         examples = [v.clone() for v in flat]
-        module = make_fx(flat_fn)(examples)
-        ShapeProp(module).propagate(examples)
+        with _default_device(examples[0].device):
+            module = make_fx(flat_fn)(examples)
         _drop_idle_views(module.graph)
+        _fold_constants(module)
         module.graph.eliminate_dead_code()
         _separate_outputs(module.graph, donated)
         self.peak_bytes = _peak_bytes(module.graph)
         if not compiled:  # the compiler plans memory itself
             _update_in_place(module.graph, donated)
+        module.graph.set_codegen(fx.graph.CodeGen())  # positional tensors in, a list out: no tree handling per call
         module.graph.lint()
         module.recompile()
         self._out_spec = out_spec[0]
-        self._run: Callable[[list[Tensor]], list[Tensor]] = module
+        self._run: Callable[..., list[Tensor]] = module.forward
         if compiled:
             self._run = torch.compile(module, dynamic=False, fullgraph=True)
 
     def __call__(self, tensors: list[Tensor]) -> list[Tensor]:
         """From flat leaves to flat leaves."""
-        return self._run(tensors)
+        return self._run(*tensors)
 
     def tree(self, tensors: list[Tensor]) -> Tree:
         """The result's leaves in the structure that ``fn`` returned."""
         return pytree.tree_unflatten(tensors, self._out_spec)
+
+
+def _default_device(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    """Programs name no device: what they create lands on this one."""
+    return contextlib.nullcontext() if device.type == "cpu" else torch.device(device)
 
 
 def in_layout_of(reference: Tensor, value: Tensor) -> Tensor:
@@ -82,7 +103,8 @@ def _is_channels_last(v: Tensor) -> bool:
 
 
 def _meta(node: fx.Node) -> Any:
-    return node.meta.get("tensor_meta")
+    """Shape, type, strides and device of a node's result, as they were when traced; a tuple for several results."""
+    return node.meta.get("val")
 
 
 def _drop_idle_views(graph: fx.Graph) -> None:
@@ -92,7 +114,7 @@ def _drop_idle_views(graph: fx.Graph) -> None:
         source = node.args[0]
         if node.target in _RESHAPES:
             before, after = _meta(source), _meta(node)
-            if before is not None and (before.shape, before.stride) == (after.shape, after.stride):
+            if before is not None and (before.shape, before.stride()) == (after.shape, after.stride()):
                 node.replace_all_uses_with(source)
         elif node.target in (aten.detach.default, aten.alias.default):
             node.replace_all_uses_with(source)
@@ -101,6 +123,29 @@ def _drop_idle_views(graph: fx.Graph) -> None:
             pairs = [{d % len(dims) for d in n.args[1:] if isinstance(d, int)} for n in (node, source)]
             if pairs[0] == pairs[1]:
                 node.replace_all_uses_with(source.args[0])
+
+
+def _fold_constants(module: fx.GraphModule) -> None:
+    """Computes beforehand what depends on shapes alone, such as the seed 1/n of a mean's gradient."""
+    values: dict[fx.Node, Tensor] = {}
+    for node in list(module.graph.nodes):
+        meta = _meta(node)
+        if node.op != "call_function" or not isinstance(meta, Tensor) or meta.numel() > _LARGEST_CONSTANT:
+            continue
+        if node.target in _FILLS:
+            values[node] = torch.full(meta.shape, _FILLS[node.target], dtype=meta.dtype, device=meta.device)
+        elif node.all_input_nodes and all(source in values for source in node.all_input_nodes):
+            args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
+            values[node] = node.target(*args, **kwargs)
+    for k, (node, value) in enumerate(values.items()):
+        if all(user in values for user in node.users):
+            continue  # only a step towards another constant
+        name = f"constant_{k}"
+        module.register_buffer(name, value.clone())
+        with module.graph.inserting_before(node):
+            constant = module.graph.get_attr(name)
+        constant.meta["val"] = _meta(node)
+        node.replace_all_uses_with(constant)
 
 
 def _separate_outputs(graph: fx.Graph, donated: int) -> None:
@@ -137,7 +182,9 @@ def _update_in_place(graph: fx.Graph, donated: int) -> None:
         is_free = target is mine or (target.op == "call_function" and _is_fresh(target))
         if not same or not is_free or target in overwritten or target in results:
             continue
-        if any(order[user] > order[node] for user in _users_of_memory(target)) or target in node.args[1:]:
+        readers = _users_of_memory(target)
+        same_memory = {target, *(n for n in readers if not _is_fresh(n))}
+        if any(order[n] > order[node] for n in readers) or any(v in same_memory for v in node.args[1:]):
             continue
         node.target = _IN_PLACE[node.target]
         overwritten.add(target)
@@ -158,7 +205,7 @@ def _is_fresh(node: fx.Node) -> bool:
     """Whether the node's result has memory of its own (a view shares its source's)."""
     if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
         return False
-    if node.target in (aten._unsafe_view.default, aten.contiguous.default, aten.reshape.default):
+    if node.target in _VIEWS_BY_STEALTH:
         return False
     return all(r.alias_info is None for r in node.target._schema.returns)
 
@@ -181,10 +228,8 @@ def _peak_bytes(graph: fx.Graph) -> int:
 
 
 def _bytes(node: fx.Node) -> int:
-    meta = _meta(node)
-    if isinstance(meta, tuple) and not hasattr(meta, "dtype"):
-        return sum(m.shape.numel() * m.dtype.itemsize for m in meta if m is not None)
-    return meta.shape.numel() * meta.dtype.itemsize if meta is not None else 0
+    values = pytree.tree_leaves(_meta(node))
+    return sum(v.numel() * v.element_size() for v in values if isinstance(v, Tensor))
 
 
 def _results(output: fx.Node) -> list[fx.Node]:

@@ -26,7 +26,7 @@ class Sequential:
     def run(self, job: Job) -> Result:
         plans = plan_phases(job.program, job.splits, job.clients, job.seed, job.round)
         done, finished, failed = [], [], dict[int, BaseException]()
-        with numerics(job.task.dtype, self.device, tf32=self.tf32):
+        with numerics(job.task.dtype, self.device, tf32=self.tf32), torch.device(self.device):
             for r, client in enumerate(job.clients):
                 try:
                     finished.append(self._client(job, r, [phase[r] for phase in plans]))

@@ -1,7 +1,8 @@
 """A group of clients at once: parameters stacked on a leading axis, ``vmap`` over the program's functions.
 
-Clients are sorted by their number of steps; those that are finished leave the stack at its next smaller size and are
-never touched again. Until then their carry is kept by ``where`` (a zeroed learning rate would still move momentum).
+Clients are sorted by their number of steps. The carry of a finished one is put aside at once; its row leaves the stack
+when the next smaller size is reached, and what is computed on it until then is thrown away (a zeroed learning rate
+would not do: momentum still moves).
 """
 
 from types import SimpleNamespace
@@ -46,18 +47,18 @@ class Stack:
         """Peak memory of one client's largest step, from a stack of one."""
         program = self.job.program
         carry = self._call(program.begin, self.job.states)
-        peak = 0
+        peak = 2 * trees.nbytes(carry)
         for phase, plan in zip(program.phases, plans, strict=True):
             if phase.enter is not None:
                 carry = self._call(phase.enter, carry)
             if plan[0]:
                 batches = _Padded(self, plan, phase.batches.size, step_keys(0, 0, self.job.clients, 0, len(plan[0])))
-                args = (carry, self.shared, dict(self.job.per_client), batches.at(0, 1, with_live=False))
-                graph = self.cache.get(
-                    ("measure", phase.step), self._step_of(phase, batches.padded, False), args, carry=True
+                args = (carry, self.shared, dict(self.job.per_client), batches.at(0, 1))
+                name = ("stacked", phase.step, batches.padded)
+                peak = max(
+                    peak, self.cache.get(name, self._step_of(phase, batches.padded), args, carry=True).peak_bytes
                 )
-                peak = max(peak, graph.peak_bytes)
-        return max(peak, trees.nbytes(carry) * 2)
+        return peak
 
     def _call(self, fn: Any, tree: Tree) -> Tree:
         clients = torch.arange(len(self.job.clients))  # vmap needs one mapped tensor even if all else is shared
@@ -82,35 +83,42 @@ class Stack:
         own, own_spec = pytree.tree_flatten(trees.rows(dict(self.job.per_client), index))
         shared = pytree.tree_leaves(self.shared)
         compiled = self.compiled and phase.batches.size is not None and phase.batches.stream is not None
-        left: list[list[Tensor]] = []
-        graphs: dict[tuple[int, bool], Graph] = {}
-        width = len(plan)
+        done: list[list[Tensor]] = []  # carries of finished clients, the first to finish first
+        graphs: dict[int, Graph] = {}
+        active = width = len(plan)
         for k in range(int(steps[0])):
-            active = int((steps > k).sum())
-            if (smaller := stack_width(active, len(plan))) < width:
-                left.append([v[smaller:] for v in flat])
+            still = int((steps > k).sum())
+            smaller = stack_width(still, len(plan))
+            if still < active:
+                finished = [v[still:active] for v in flat]
+                # Rows that stay in the stack are computed on: what they hold now must be saved.
+                done.append([v.clone() for v in finished] if still < smaller else finished)
+                active = still
+            if smaller < width:
                 flat, own, width = [v[:smaller] for v in flat], [v[:smaller] for v in own], smaller
-            some_done = compiled or active < width  # compiled: one graph for both cases
-            batch = batches.at(k, width, with_live=some_done)
-            if (width, some_done) not in graphs:
-                graphs[width, some_done] = self.cache.get(
-                    ("stacked", phase.step, batches.padded, some_done),
-                    self._step_of(phase, batches.padded, some_done),
+            batch = batches.at(k, width)
+            if width not in graphs:
+                graphs[width] = self.cache.get(
+                    ("stacked", phase.step, batches.padded),
+                    self._step_of(phase, batches.padded),
                     (pytree.tree_unflatten(flat, spec), self.shared, pytree.tree_unflatten(own, own_spec), batch),
                     carry=True,
                     compiled=compiled,
                 )
-            flat = graphs[width, some_done]([*flat, *shared, *own, *batch])
+            flat = graphs[width]([*flat, *shared, *own, *batch])
             self.computed += width * batches.length
-        whole = [torch.cat(parts) for parts in zip(flat, *reversed(left), strict=True)] if left else flat
-        return trees.rows(pytree.tree_unflatten(whole, spec), torch.argsort(index))
+        if done:
+            flat = [torch.cat([v[:active], *parts]) for v, *parts in zip(flat, *reversed(done), strict=True)]
+        result = pytree.tree_unflatten(flat, spec)
+        return result if (np.diff(order) > 0).all() else trees.rows(result, torch.argsort(index))
 
-    def _step_of(self, phase: Phase, padded: bool, with_live: bool) -> Any:
+    def _step_of(self, phase: Phase, padded: bool) -> Any:
         def one(carry: Tree, shared: Tree, own: Tree, batch: tuple[Tensor, ...]) -> Tree:
-            x, y, key, *rest = batch
-            weights = rest.pop(0) if padded else None
-            new = self._tensors(phase.step(self.job.task, _down(shared, own), carry, Batch(x, y, weights, key)))
-            return trees.where(rest[0], new, carry) if with_live else new
+            x, y, key, *weights = batch
+            step = phase.step(
+                self.job.task, _down(shared, own), carry, Batch(x, y, weights[0] if padded else None, key)
+            )
+            return self._tensors(step)
 
         return vmap(one, in_dims=(0, None, 0, 0))
 
@@ -137,15 +145,12 @@ class _Padded:
         device = stack.device
         self._index = torch.as_tensor(index).to(device)
         self._weights = torch.as_tensor(weights).to(device).to(stack.job.task.dtype) if self.padded else None
-        self._live = torch.as_tensor(weights[:, :, 0]).to(device)
         self._keys = torch.as_tensor(keys).to(device)
 
-    def at(self, k: int, width: int, *, with_live: bool) -> tuple[Tensor, ...]:
-        """Inputs, targets, keys, weights where there is padding and, if asked for, which clients still have work."""
-        parts = [*self._data.gather(self._index[k, :width]), self._keys[k, :width]]
-        if self._weights is not None:
-            parts.append(self._weights[k, :width])
-        return tuple([*parts, self._live[k, :width]] if with_live else parts)
+    def at(self, k: int, width: int) -> tuple[Tensor, ...]:
+        """Inputs, targets, keys, and weights where there is padding, of the first ``width`` clients."""
+        parts = (*self._data.gather(self._index[k, :width]), self._keys[k, :width])
+        return parts if self._weights is None else (*parts, self._weights[k, :width])
 
 
 def _down(shared: dict[str, Tree], own: dict[str, Tree]) -> SimpleNamespace:

@@ -13,13 +13,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from bespokefl import trees
 from bespokefl.engines.base import Job, Result, numerics, total_samples
 from bespokefl.engines.buckets import Shape, group
 from bespokefl.engines.graphs import GraphCache
-from bespokefl.engines.memory import free_bytes
+from bespokefl.engines.memory import free_bytes, keep_freed_memory
 from bespokefl.engines.sequential import Sequential
 from bespokefl.engines.solo import run_client
 from bespokefl.engines.stacked import Stack
@@ -32,6 +31,8 @@ TINY_MODEL = 2**15  # parameters up to which the operations are too short for th
 LARGE_MODEL = 2**20  # parameters from which one client fills a core's cache on its own
 STEPS_WORTH_COMPILING = 20_000
 SHARE_OF_FREE_MEMORY = 0.5
+# Bounds that no common network exceeds: a cohort within them fits without a closer look.
+MODEL_COPIES, INPUT_COPIES = 16, 1000
 
 
 class Layout(NamedTuple):
@@ -68,6 +69,8 @@ class Vectorized:
         self._refused: set[int] = set()
         self._sequential = Sequential(device, tf32=tf32)
         self._pool: ThreadPoolExecutor | None = None
+        if self.device.type == "cpu":
+            keep_freed_memory()
 
     # decisions ---------------------------------------------------------------------------------------
     def expect(self, steps: int) -> None:
@@ -126,6 +129,14 @@ class Vectorized:
             return len(job.clients) or 1
         if self._memory_limit is None:
             self._memory_limit = int(free_bytes(self.device) * SHARE_OF_FREE_MEMORY)
+        sample = job.data.gather(torch.zeros(1, dtype=torch.int64, device=self.device))[0]
+        longest = max((_longest(batches) for plan in plans for batches in plan), default=0)
+        model = trees.nbytes((job.task.initial, trees.rows((dict(job.per_client), job.states), 0)))
+        if (
+            len(job.clients) * (MODEL_COPIES * model + INPUT_COPIES * longest * trees.nbytes(sample))
+            < self._memory_limit
+        ):
+            return len(job.clients)
         sizes = tuple(phase.batches.size for phase in job.program.phases)
         key = (
             job.program,
@@ -192,12 +203,20 @@ def _merge(results: list[Result], chunks: list[Rows], useful: int) -> Result:
     answered = [r for r in results if len(r.positions)]
     if not answered:
         return Result(rows, {}, {}, failed, computed, useful)
-    uploads, states = trees.concat([(r.uploads, r.states) for r in answered])
-    order: NDArray[np.int64] = np.argsort(rows, kind="stable")
-    if (order != np.arange(len(order))).any():
-        index = torch.as_tensor(order)
-        uploads, states = trees.tree_map(lambda v: v[index.to(v.device)], (uploads, states))
-    return Result(rows[order], uploads, states, failed, computed, useful)
+    if len(answered) == 1 and (np.diff(rows) > 0).all():
+        return Result(rows, answered[0].uploads, answered[0].states, failed, computed, useful)
+    places = np.argsort(np.argsort(rows))  # where each answer goes
+    ends = np.cumsum([len(r.positions) for r in answered])
+    parts = [torch.as_tensor(places[end - len(r.positions) : end]) for r, end in zip(answered, ends, strict=True)]
+
+    def merged(*values: torch.Tensor) -> torch.Tensor:
+        whole = values[0].new_empty(len(rows), *values[0].shape[1:])
+        for v, part in zip(values, parts, strict=True):
+            whole.index_copy_(0, part.to(v.device), v)
+        return whole
+
+    uploads, states = trees.tree_map(merged, *((r.uploads, r.states) for r in answered))
+    return Result(np.sort(rows), uploads, states, failed, computed, useful)
 
 
 def _positions(parts: list[Rows]) -> list[Rows]:

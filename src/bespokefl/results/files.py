@@ -145,7 +145,7 @@ class StoredRun:
 def read_runs(out: Path) -> list[StoredRun]:
     """The runs below an output folder, by label, then seed."""
     folders = [config.parent for config in out.glob(f"*/seed-*/{CONFIG}")]
-    runs = [_read_run(folder) for folder in folders]
+    runs = [_read_run(folder) for folder in folders if folder.name.removeprefix("seed-").isdecimal()]
     return sorted(runs, key=lambda run: (run.label, run.seed))
 
 

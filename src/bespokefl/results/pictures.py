@@ -20,6 +20,7 @@ from bespokefl.results.files import Line, StoredRun, write_atomically
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 STYLES = ("-", (0, (5, 2)), (0, (1, 1.2)), (0, (6, 2, 1, 2)))  # the second, third, ... seven methods
 GREY = "#555555"
+MOST_SHAPES = 3000  # that an SVG draws one by one; more become an image in it
 _SETTINGS: Any = {
     "svg.hashsalt": "bespokefl",  # without it, the ids in an SVG are drawn at random
     "font.family": "DejaVu Sans",
@@ -66,7 +67,9 @@ def partition_figure(counts: npt.NDArray[Any], classes: Sequence[str]) -> Figure
         dots, bars = figure.subplots(1, 2, sharey=True, width_ratios=(3, 1))
         row, column = np.nonzero(counts)
         most = 0.8 * min(72 * height / (clients + 3), 20) ** 2
-        dots.scatter(column, row, s=most * counts[row, column] / counts.max(), color=COLOURS[0], linewidths=0)
+        sizes = most * counts[row, column] / counts.max()
+        many = len(row) > MOST_SHAPES
+        dots.scatter(column, row, s=sizes, color=COLOURS[0], linewidths=0, rasterized=many)
         step = max(1, -(-clients // 40))
         dots.set(title="Samples per label (dot area)", xlabel="label", ylabel="client")
         dots.set(xlim=(-0.7, labels - 0.3), ylim=(clients - 0.3, -0.7), yticks=range(0, clients, step))
@@ -128,7 +131,8 @@ def _draw_clients(axes: Axes, place: int, per_seed: Sequence[npt.NDArray[np.floa
     pooled = np.concatenate(per_seed)
     spread = (np.arange(len(pooled)) * 0.618034) % 1 - 0.5  # golden ratio: even, without a random draw
     size = float(np.clip(2400 / len(pooled), 3, 26))
-    axes.scatter(pooled, place + 0.52 * spread, s=size, color=colour, alpha=0.45, linewidths=0)
+    many = len(pooled) > MOST_SHAPES
+    axes.scatter(pooled, place + 0.52 * spread, s=size, color=colour, alpha=0.45, linewidths=0, rasterized=many)
     worst = float(np.mean([tails(values)[0] for values in per_seed]))
     mean = float(np.mean([values.mean() for values in per_seed]))
     axes.plot([mean, mean], [place - 0.36, place + 0.36], color=colour, linewidth=2.6, solid_capstyle="butt")
@@ -149,9 +153,7 @@ def _finish_clients(axes: Axes, labels: Sequence[str]) -> None:
     axes.legend(handles=marks, frameon=False, fontsize=9, **beside_title)
 
 
-def _draw_curve(
-    axes: Axes, key: str, per_seed: Sequence[Sequence[Line]], colour: str, style: Any, label: str
-) -> None:
+def _draw_curve(axes: Axes, key: str, per_seed: Sequence[Sequence[Line]], colour: str, style: Any, label: str) -> None:
     """The mean over seeds; a band from the lowest to the highest seed where there are several."""
     curves = [{line["round"]: 100 * line[key] for line in rounds if line[key] is not None} for rounds in per_seed]
     common = sorted(set.intersection(*(set(curve) for curve in curves)))

@@ -111,14 +111,26 @@ def columns(rows: Sequence[MethodRow]) -> dict[str, Cell]:
 
 def caption(runs: Sequence[StoredRun]) -> str:
     """Which models the numbers belong to."""
-    summaries = [run.summary for run in runs if run.summary is not None]
+    finished = [run for run in runs if run.summary is not None]
+    summaries = [run.summary for run in finished if run.summary is not None]
     scored = _listed(summary["scored"] for summary in summaries)
     selection = _listed(_SELECTED[summary["selection"]] for summary in summaries)
-    seeds = len({run.seed for run in runs if run.summary is not None})
+    models: dict[str, list[str]] = {}
+    for label, own in by_method(runs).items():
+        model = own[0].summary["model"] if own[0].summary else ""
+        models.setdefault(_MODELS.get(model, model), []).append(label)
+    which = "; ".join(f"{model} for {', '.join(labels)}" for model, labels in models.items())
+    seeds = len({run.seed for run in finished})
     spread = f" ± is the standard deviation over {seeds} seeds." if seeds > 1 else ""
-    return f"Scored: {scored} ({selection}).{spread}"
+    return f"Scored: {scored} ({selection}): {which}.{spread}"
 
 
+_MODELS = {
+    "own": "the method's own personal model",
+    "global": "the global model",
+    "local_before_agg": "the client's model before aggregation",
+    "finetune": "the global model fine-tuned by the client",
+}
 _SELECTED = {
     "last": "the last round",
     "val": "the round with the best validation accuracy",

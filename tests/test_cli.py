@@ -1,0 +1,247 @@
+"""The commands, their exit codes, and that a user never meets a traceback."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from typer.testing import CliRunner
+
+import bespokefl
+from bespokefl.algorithms import ALGORITHMS
+from bespokefl.cli import app
+from bespokefl.data import PARTITIONS, SOURCES
+from bespokefl.models import MODELS
+
+SMALL = """
+algorithms = ["local", {name = "fedavg", personal = "global"}]
+[data]
+clients = 6
+max_samples = 400
+[model]
+name = "linear"
+[train]
+rounds = 2
+local_epochs = 1
+lr = 0.5
+[paper]
+title = "a table"
+accuracy = {local = 50.0, fedavg = 60.0, missing = 70.0}
+"""
+
+
+def bespoke(*arguments: object) -> Any:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def in_a_process(
+    *arguments: object, cwd: Path, code: str = "from bespokefl.cli import main; main()"
+) -> "subprocess.CompletedProcess[str]":
+    paths = [str(Path(bespokefl.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    return subprocess.run(command, env=environment, cwd=cwd, capture_output=True, text=True, timeout=120)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("cli") / "small.toml"
+    path.write_text(SMALL)
+    return path
+
+
+@pytest.fixture(scope="module")
+def finished(small: Path) -> tuple[Path, str]:
+    out = small.parent / "out"
+    result = bespoke("run", small, "--out", out)
+    assert result.exit_code == 0, result.output
+    return out, result.output
+
+
+def test_run_prints_the_table_and_where_the_report_is(finished: tuple[Path, str]) -> None:
+    out, said = finished
+    rows = [line.split() for line in said.splitlines() if line.strip().startswith(("local ", "fedavg "))]
+    assert {row[0] for row in rows} == {"local", "fedavg"}
+    for row in rows:
+        numbers = json.loads((out / row[0] / "seed-0" / "summary.json").read_text())
+        assert row[1] == f"{100 * numbers['mean']:.2f}" and row[2] == f"{100 * numbers['worst5']:.1f}"
+    means = [float(row[1]) for row in rows]
+    assert means == sorted(means, reverse=True)
+    assert str(out / "report.html") in said
+    caption = " ".join(said.split())
+    assert "Scored: personal models of all 6 clients, round 2, test split (the last round): " in caption
+    assert "the global model for fedavg" in caption and "the method's own personal model for local" in caption
+    for name in ("report.html", "result.png", "result.svg", "partition-seed-0.png"):
+        assert (out / name).stat().st_size > 5000
+
+
+def test_wrong_input_in_a_real_process(tmp_path: Path) -> None:
+    (tmp_path / "bad.toml").write_text("algorithms = ['local']\n[train]\nrounds = -1\n")
+    result = in_a_process("run", "bad.toml", cwd=tmp_path)
+    assert result.returncode == 2
+    assert result.stdout == ""
+    assert result.stderr == "error: train.rounds = -1: should be greater than or equal to 1. (bad.toml, line 3)\n"
+    assert list(tmp_path.iterdir()) == [tmp_path / "bad.toml"]
+
+
+OWN_MODEL = """
+from torch import nn
+
+def factory(input_shape, classes, width):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.Tanh(), nn.Linear(width, classes))
+"""
+OWN_ALGORITHM = """
+from dataclasses import dataclass
+from typing import ClassVar
+from bespokefl.algorithms.fedavg import FedAvg
+
+@dataclass(frozen=True)
+class Breaks(FedAvg):
+    name: ClassVar[str] = "breaks"
+
+    def round(self, server, cohort):
+        raise ZeroDivisionError("out of numbers")
+"""
+
+
+def test_own_code_of_the_current_directory_and_exit_code_1(small: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(OWN_MODEL + OWN_ALGORITHM)
+    settings = ["model.name=mine:factory", "model.width=7", "algorithms=[mine:Breaks, local]"]
+    result = in_a_process("run", small, *(part for s in settings for part in ("--set", s)), cwd=tmp_path)
+    assert result.returncode == 1, result.stderr
+    assert "Breaks, seed 0: failed: ZeroDivisionError: out of numbers" in result.stderr
+    assert "Traceback" not in result.stderr and "local" in result.stdout
+    config = (tmp_path / "runs" / "small" / "local" / "seed-0" / "config.toml").read_text()
+    assert 'name = "mine:factory"' in config and "width = 7" in config
+    report = (tmp_path / "runs" / "small" / "report.html").read_text()
+    assert "Breaks, seed 0: failed after 0 rounds" in report and "out of numbers" in report
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (["run", "missing.toml"], ["missing.toml cannot be read"]),
+        (["run", "--set", "train.rounds"], ["key=value"]),
+        (["run", "--set", "train.rounds=ten"], ["train.rounds = 'ten'", "command line"]),
+        (["run", "--engine", "steam"], ["engine.name = 'steam'", "vectorized"]),
+        (["run", "--device", "abacus"], ["engine.device = 'abacus'"]),
+        (["run", "--seed", "-1"], ["seeds = [-1]"]),
+        (["run", "--set", "algorithm.name=fedavgg"], ["fedavgg", "fedavg"]),
+        (["list", "animals"], ["animals", "algorithms"]),
+        (["report", "nowhere"], ["nowhere holds no runs"]),
+        (["reproduce", "nothing"], ["experiment = 'nothing'", "pgfed-table1-cifar10"]),
+        (["export", "nowhere", "--client", "0"], ["nowhere must be a run's folder"]),
+        (["run", "--colour", "red"], ["--colour"]),
+    ],
+)
+def test_exit_code_2(arguments: list[str], parts: list[str]) -> None:
+    result = bespoke(*arguments)
+    assert result.exit_code == 2, result.output
+    for part in parts:
+        assert part in result.output
+    assert result.exception is None or isinstance(result.exception, SystemExit)
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [("algorithms", ALGORITHMS), ("datasets", SOURCES), ("models", MODELS), ("partitions", PARTITIONS)],
+)
+def test_list(kind: str, names: dict[str, object]) -> None:
+    entries = json.loads(bespoke("list", kind, "--json").output)
+    assert [entry["name"] for entry in entries] == list(names)
+    assert all(entry["description"] for entry in entries)
+    shown = bespoke("list", kind).output
+    assert all(name in shown for name in names)
+
+
+def test_list_says_defaults() -> None:
+    ditto = next(
+        entry for entry in json.loads(bespoke("list", "algorithms", "--json").output) if entry["name"] == "ditto"
+    )
+    assert ditto["options"].keys() == {"lam"} and "lr" in ditto["training"]
+    assert "alpha=0.3" in bespoke("list", "partitions").output
+
+
+def test_list_experiments() -> None:
+    entries = json.loads(bespoke("list", "experiments", "--json").output)
+    assert "pgfed-table1-cifar10" in [entry["name"] for entry in entries]
+
+
+WITHOUT_TORCH = """
+import sys
+from bespokefl.cli import app
+app(["--version"], standalone_mode=False)
+assert "torch" not in sys.modules
+"""
+
+
+def test_help_and_version_do_not_load_torch(tmp_path: Path) -> None:
+    result = in_a_process(cwd=tmp_path, code=WITHOUT_TORCH)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == f"bespokefl {bespokefl.__version__}\n"
+
+
+def test_reproduce_prints_the_paper_s_numbers(
+    finished: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "experiments").mkdir()
+    (tmp_path / "experiments" / "mine.toml").write_text(SMALL)
+    monkeypatch.chdir(tmp_path)
+    result = bespoke("reproduce", "mine", "--out", finished[0], "--resume")
+    assert result.exit_code == 0, result.output
+    assert "finished before, skipped" in result.output and "a table" in result.output
+    lines = [line.split() for line in result.output.splitlines()]
+    ours = 100 * json.loads((finished[0] / "fedavg" / "seed-0" / "summary.json").read_text())["mean"]
+    assert ["fedavg", f"{ours:.2f}", "60.00", f"{ours - 60:+.2f}"] in lines
+    assert ["missing", "-", "70.00", "-"] in lines
+
+
+def test_export_gives_the_model_that_was_scored(finished: tuple[Path, str], small: Path, tmp_path: Path) -> None:
+    out, _ = finished
+    target = tmp_path / "deep" / "model.safetensors"
+    result = bespoke("export", out / "local" / "seed-0", "--client", 3, "--out", target)
+    assert result.exit_code == 0 and result.output.strip() == str(target)
+    with safe_open(target, "pt") as file:
+        assert file.metadata() == {"client": "3", "algorithm": "local", "round": "2"}
+        weight, bias = file.get_tensor("head.weight"), file.get_tensor("head.bias")
+    data = bespokefl.data.load(clients=6, max_samples=400)
+    rows = data.splits["test"][3]
+    predicted = (data.x[rows].flatten(1) @ weight.T + bias).argmax(1)
+    accuracy = float((predicted == data.y[rows]).to(torch.float64).mean())
+    table = (out / "local" / "seed-0" / "clients.csv").read_text().splitlines()
+    assert float(table[4].split(",")[3]) == pytest.approx(accuracy)
+
+
+def test_export_refuses_what_is_not_there(finished: tuple[Path, str]) -> None:
+    several = bespoke("export", finished[0], "--client", 0)
+    assert several.exit_code == 2 and "local/seed-0" in several.output
+    beyond = bespoke("export", finished[0] / "local", "--client", 6)
+    assert beyond.exit_code == 2 and "clients 0 to 5" in beyond.output
+
+
+def test_report_of_unfinished_runs(finished: tuple[Path, str], small: Path, tmp_path: Path) -> None:
+    out = tmp_path / "part"
+    folder = out / "local" / "seed-0"
+    folder.mkdir(parents=True)
+    done = finished[0] / "local" / "seed-0"
+    (folder / "config.toml").write_text((done / "config.toml").read_text())
+    (folder / "rounds.jsonl").write_text((done / "rounds.jsonl").read_text().splitlines(keepends=True)[0])
+    result = bespoke("report", out)
+    assert result.exit_code == 0
+    page = (out / "report.html").read_text()
+    assert "local, seed 0: not finished after 1 rounds" in page and "<svg" not in page
+
+
+def test_shipped_experiments_can_be_read() -> None:
+    from bespokefl.catalogue import experiment_file
+    from bespokefl.config_file import read_experiment
+
+    experiment = read_experiment(experiment_file("pgfed-table1-cifar10"))
+    assert experiment.paper.accuracy == {"local": 67.39, "fedavg": 63.19}
+    assert {choice.label for choice in experiment.algorithms} == experiment.paper.accuracy.keys()
+    read_experiment(Path(bespokefl.__file__).with_name("demo.toml"))

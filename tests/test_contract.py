@@ -1,0 +1,286 @@
+"""The contract that every registered algorithm is held to, on both engines."""
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from bespokefl.algorithms import ALGORITHMS, Algorithm, build_algorithm
+from bespokefl.data import FederatedData
+from bespokefl.engines import Engine, Sequential, Vectorized
+from bespokefl.errors import RunError
+from bespokefl.federation import Federation
+from bespokefl.task import Task
+
+SIZES = (5, 12, 23, 2, 40, 17, 9)  # ragged: with batches of 8, clients of 1 to 5 steps an epoch, last ones of 1 to 8
+CLASSES = 3
+SETTINGS = {"lr": 0.05, "momentum": 0.9, "local_epochs": 2, "batch_size": 8}
+
+
+class SmallNet(nn.Module):
+    """Body and head; the body is given."""
+
+    def __init__(self, *body: nn.Module, width: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(*body)
+        self.head = nn.Linear(width, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.head(self.body(x))
+        return out
+
+
+def _conv() -> tuple[nn.Module, ...]:
+    return nn.Conv2d(2, 4, 3), nn.MaxPool2d(2), nn.Tanh()
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "mlp": lambda: SmallNet(nn.Flatten(), nn.Linear(72, 6), nn.Tanh(), width=6),
+    "batchnorm": lambda: SmallNet(*_conv(), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 6), nn.BatchNorm1d(6), width=6),
+    "groupnorm": lambda: SmallNet(*_conv(), nn.GroupNorm(2, 4), nn.Flatten(), width=16),
+    "dropout": lambda: SmallNet(*_conv(), nn.Dropout2d(0.25), nn.Flatten(), nn.Dropout(0.5), width=16),
+}
+
+LAYOUTS: dict[str, Callable[[], Engine]] = {
+    "automatic": lambda: Vectorized("cpu"),
+    "one stack": lambda: Vectorized("cpu", lanes=1, stack=len(SIZES)),
+    "stacks of 3": lambda: Vectorized("cpu", lanes=1, stack=3),
+    "two lanes of stacks": lambda: Vectorized("cpu", lanes=2, stack=2),
+    "side by side": lambda: Vectorized("cpu", lanes=2, stack=1),
+}
+
+every_algorithm = pytest.mark.parametrize("name", list(ALGORITHMS))
+
+
+def make_data(broken: int | None = None) -> FederatedData:
+    rng = np.random.default_rng(0)
+    clients = []
+    for i, n in enumerate(SIZES):
+        x = rng.normal(size=(2 * n, 2, 6, 6)) + 0.1 * i
+        y = np.concatenate([np.arange(n), np.arange(n)]) % CLASSES
+        if i == broken:
+            x[:n] = np.nan
+        clients.append({"train": (x[:n], y[:n]), "test": (x[n:], y[n:])})
+    return FederatedData.from_arrays(clients, classes=["a", "b", "c"])
+
+
+def federate(name: str, engine: Engine, model: str = "mlp", **options: Any) -> Federation:
+    torch.manual_seed(1)
+    task = Task(MODELS[model](), dtype=torch.float64)
+    hyper = options.pop("hyper", {})
+    options.setdefault("clients_per_round", 5)
+    return Federation(task, options.pop("data", None) or make_data(), algorithm(name, **hyper), engine=engine, **options)
+
+
+def algorithm(name: str, **hyper: Any) -> Algorithm:
+    return build_algorithm(name, SETTINGS, hyper)
+
+
+def snapshot(federation: Federation) -> dict[str, torch.Tensor]:
+    """All that a federation holds and shows, by name."""
+    tensors = {k: v.clone() for k, v in federation.state()[0].items()}
+    tensors |= {f"personal.{k}": v.clone() for k, v in federation.personal_models().items()}
+    evaluation = federation.evaluate()
+    return tensors | {"accuracy": torch.tensor(evaluation.accuracy), "loss": torch.tensor(evaluation.loss)}
+
+
+def assert_close(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor], tolerance: float) -> None:
+    assert a.keys() == b.keys()
+    for k in a:
+        torch.testing.assert_close(a[k], b[k], rtol=tolerance, atol=tolerance, msg=lambda m, k=k: f"{k}: {m}")
+
+
+def assert_same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None:
+    assert a.keys() == b.keys()
+    for k in a:
+        assert torch.equal(a[k], b[k]), k
+
+
+@pytest.mark.parametrize("model", list(MODELS))
+@every_algorithm
+def test_vectorized_equals_sequential(name: str, model: str) -> None:
+    reference = federate(name, Sequential(), model)
+    for _ in range(2):
+        reference.round()
+    wanted = snapshot(reference)
+    for layout, engine in LAYOUTS.items():
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # a fallback to the sequential engine would warn
+            federation = federate(name, engine(), model)
+            for _ in range(2):
+                federation.round()
+            got = snapshot(federation)
+        try:
+            assert_close(got, wanted, 1e-10)
+        except AssertionError as error:
+            raise AssertionError(f"{layout}: {error}") from None
+
+
+@every_algorithm
+def test_order_of_clients_changes_nothing(name: str) -> None:
+    """A cohort asked in another order gives every client the same answer."""
+    federation = federate(name, Vectorized("cpu"))
+    federation.round()
+    call = federation.algorithm.personal_model(federation.server, next(iter(federation._cohorts(None))))
+    cohort = next(iter(federation._cohorts(None)))
+    programs = [call.program, getattr(federation.algorithm, "train", call.program)]
+    for program in programs:
+        job = cohort.job(program, call.shared or {"w": federation.task.initial}, call.per_client, federation.data.splits)
+        order = np.random.default_rng(3).permutation(len(SIZES))
+        straight, shuffled = (federation.engine.run(j) for j in (job, job.select(order)))
+        for a, b in zip(*(pytree.tree_leaves((r.uploads, r.states)) for r in (straight, shuffled)), strict=True):
+            torch.testing.assert_close(a[torch.as_tensor(order)], b, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("engine", [Sequential, Vectorized])
+@every_algorithm
+def test_absent_and_silent_clients_are_untouched(name: str, engine: type[Any]) -> None:
+    federation = federate(name, engine("cpu"), schedule=[range(7), [0, 2, 4]])
+    federation.round()
+    before = federation.site.states.gather(np.arange(7))
+    federation.round(silent={2})
+    after = federation.site.states.gather(np.arange(7))
+    for i in (1, 2, 3, 5, 6):
+        for a, b in zip(pytree.tree_leaves(before), pytree.tree_leaves(after), strict=True):
+            assert torch.equal(a[i], b[i]), f"client {i}"
+
+
+@every_algorithm
+def test_a_silent_client_is_as_if_never_asked_for_the_others(name: str) -> None:
+    asked = federate(name, Vectorized("cpu"))
+    asked.round([0, 2, 4, 5], silent=[4])
+    never = federate(name, Vectorized("cpu"))
+    never.round([0, 2, 5])
+    assert_close(snapshot(asked), snapshot(never), 1e-12)
+
+
+@every_algorithm
+def test_evaluation_changes_nothing(name: str) -> None:
+    watched, alone = federate(name, Vectorized("cpu")), federate(name, Vectorized("cpu"))
+    for _ in range(2):
+        before, meta = watched.state()
+        before = {k: v.clone() for k, v in before.items()}
+        for model in ("personal", "global") if watched.has_global else ("personal",):
+            watched.evaluate(model=model)
+        watched.personal_models([3, 1])
+        assert_same(watched.state()[0], before)
+        assert watched.state()[1] == meta
+        watched.round()
+        alone.round()
+    assert_same(snapshot(watched), snapshot(alone))
+
+
+@pytest.mark.parametrize("engine", [Sequential, Vectorized])
+@every_algorithm
+def test_resumed_is_bit_equal(name: str, engine: type[Any]) -> None:
+    straight = federate(name, engine("cpu"), "batchnorm", hyper={"opt_state": "keep"})
+    straight.round()
+    straight.round()
+    tensors, meta = straight.state()
+    tensors = {k: v.clone() for k, v in tensors.items()}
+    straight.round()
+    straight.round()
+    resumed = federate(name, engine("cpu"), "batchnorm", hyper={"opt_state": "keep"})
+    resumed.restore(tensors, meta)
+    assert resumed.rounds_done == 2
+    resumed.round()
+    resumed.round()
+    assert_same(snapshot(resumed), snapshot(straight))
+
+
+@every_algorithm
+def test_state_keeps_its_structure_and_types(name: str) -> None:
+    federation = federate(name, Vectorized("cpu"), hyper={"opt_state": "keep"})
+    initial = federation.site.states.initial
+    federation.round()
+    rows = federation.site.states.rows()
+    assert pytree.tree_structure(rows) == pytree.tree_structure(initial)
+    for new, old in zip(pytree.tree_leaves(rows), pytree.tree_leaves(initial), strict=True):
+        assert new.dtype == old.dtype and new.shape[1:] == old.shape
+
+
+@every_algorithm
+def test_only_participants_have_state(name: str) -> None:
+    federation = federate(name, Vectorized("cpu"), schedule=[[1, 4], [4, 5]])
+    federation.round()
+    federation.round()
+    assert set(federation.site.states.clients) <= {1, 4, 5}
+
+
+@pytest.mark.parametrize("engine", [Sequential, Vectorized])
+@every_algorithm
+def test_a_client_that_answers_nan_is_left_out(name: str, engine: type[Any]) -> None:
+    """The round equals one in which that client was silent, and says why."""
+    broken = federate(name, engine("cpu"), "batchnorm", data=make_data(broken=4))
+    record = broken.round(range(7))
+    assert list(record.failed) == [4]
+    assert "not finite" in record.failed[4]
+    silent = federate(name, engine("cpu"), "batchnorm", data=make_data(broken=4))
+    silent.round(range(7), silent=[4])
+    assert_close(snapshot(broken), snapshot(silent), 1e-12)
+
+
+@pytest.mark.parametrize("layout", ["sequential", *LAYOUTS])
+@every_algorithm
+def test_a_client_whose_program_fails_is_left_out(name: str, layout: str) -> None:
+    """A label outside the classes raises inside that client's loss."""
+
+    def data() -> FederatedData:
+        good = make_data()
+        y = good.y.clone()
+        y[torch.as_tensor(good.splits["train"][5])] = CLASSES + 4
+        return FederatedData(good.x, y, good.splits, good.classes, good.client_names, good.record)
+
+    def engine() -> Engine:
+        return Sequential() if layout == "sequential" else LAYOUTS[layout]()
+
+    broken = federate(name, engine(), data=data())
+    record = broken.round([0, 2, 5])
+    assert list(record.failed) == [5]
+    silent = federate(name, engine(), data=data())
+    silent.round([0, 2, 5], silent=[5])
+    assert_close(broken_free(broken), broken_free(silent), 1e-12)
+
+
+def broken_free(federation: Federation) -> dict[str, torch.Tensor]:
+    return {k: v.clone() for k, v in federation.state()[0].items()}
+
+
+@pytest.mark.parametrize("engine", [Sequential, Vectorized])
+@every_algorithm
+def test_a_round_without_any_answer_fails_clearly(name: str, engine: type[Any]) -> None:
+    federation = federate(name, engine("cpu"), data=make_data(broken=4))
+    with pytest.raises(RunError, match=r"round 1: none of the 1 clients .*client 4: answered .* not finite"):
+        federation.round([4])
+    with pytest.raises(RunError, match="all were silent"):
+        federate(name, engine("cpu")).round([0, 1], silent=[0, 1])
+
+
+@every_algorithm
+def test_float32_stays_float32(name: str) -> None:
+    torch.manual_seed(1)
+    task = Task(MODELS["batchnorm"]())
+    federation = Federation(task, make_data(), algorithm(name), engine=Vectorized("cpu"))
+    federation.round()
+    dtypes = {v.dtype for v in federation.personal_models().values()}
+    dtypes |= {v.dtype for v in (federation.global_model() or {}).values()}
+    assert dtypes == {torch.float32}
+
+
+@every_algorithm
+def test_bf16_stays_near_float32(name: str) -> None:
+    models = []
+    for bf16 in (False, True):
+        torch.manual_seed(1)
+        task = Task(MODELS["groupnorm"](), bf16=bf16)
+        federation = Federation(task, make_data(), algorithm(name), engine=Vectorized("cpu"))
+        federation.round()
+        models.append(torch.cat([v.flatten() for v in federation.personal_models().values()]))
+    exact, rough = models
+    assert rough.dtype == torch.float32
+    assert 0 < (rough - exact).norm() / exact.norm() < 0.02
