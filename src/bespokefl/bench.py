@@ -1,20 +1,23 @@
 """Speed as a ratio in one run: our engines against a plain PyTorch loop over the clients, doing the same passes.
 
 The plain loop is what one would write without any federated code: textbook networks, eager float32,
-``torch.optim.SGD``, one client after another with torch's own threads. Contenders take turns, so that a busy machine
-slows all of them alike.
+``torch.optim.SGD``, one client after another with torch's own threads. Every contender has a process of its own, so
+that none gains from another's settings (our engine tunes the memory allocator) and peak memory is its own; they take
+turns, so that a busy machine slows all of them alike.
 """
 
-import gc
+import multiprocessing
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 from torch import nn
@@ -60,9 +63,21 @@ SETTINGS = {
 CONTENDERS = ("sequential", "vectorized", "vectorized bf16")
 
 
-class Contender(NamedTuple):
-    name: str
-    round: Callable[[], float]  # one round of local training; returns computed / useful samples
+class Race(NamedTuple):
+    """What all contenders do."""
+
+    model: str
+    clients: int
+    samples: int  # per client, on average
+    ragged: bool
+    device: str
+    compile: bool | str
+
+
+class Turn(NamedTuple):
+    seconds: float
+    waste: float  # computed / useful samples
+    peak_bytes: int
 
 
 class Measured(NamedTuple):
@@ -105,9 +120,8 @@ def main(
     )
     results = {}
     for name in which:
-        data = synthetic(SETTINGS[name].shape, clients, steps * BATCH, ragged=ragged)
-        field = [_contender(c, SETTINGS[name], data, chosen, compile) for c in ("plain loop", *contenders)]
-        results[name] = measure(field, samples=int(data.sizes("train").sum()), repeats=repeats, device=chosen)
+        race = Race(name, clients, steps * BATCH, ragged, str(chosen), compile)
+        results[name] = measure(race, ("plain loop", *contenders), repeats)
         console.print(_table(name, results[name]))
     return results
 
@@ -115,10 +129,7 @@ def main(
 def synthetic(shape: tuple[int, ...], clients: int, per_client: int, *, ragged: bool, seed: int = 0) -> FederatedData:
     """Random samples: speed does not depend on what is in them."""
     rng = np.random.default_rng(seed)
-    sizes = np.full(clients, per_client)
-    if ragged:  # ten classes, each spread over the clients by Dirichlet(0.3)
-        share = rng.dirichlet(np.full(clients, 0.3), size=CLASSES).mean(0)
-        sizes = np.maximum(1, (share * per_client * clients).astype(np.int64))
+    sizes = _sizes(clients, per_client, ragged=ragged)
     ends = np.cumsum(sizes)
     x = torch.from_numpy(rng.standard_normal((int(ends[-1]), *shape), dtype=np.float32))
     y = torch.from_numpy(rng.integers(0, CLASSES, int(ends[-1])))
@@ -128,18 +139,39 @@ def synthetic(shape: tuple[int, ...], clients: int, per_client: int, *, ragged: 
     return FederatedData(x, y, {"train": train, "val": none, "test": none}, tuple("0123456789"), names, {})
 
 
-def _contender(
-    name: str, setting: Setting, data: FederatedData, device: torch.device, compile: bool | str
-) -> Contender:
-    if name == "plain loop":
-        return Contender(name, _plain_loop(setting.textbook(), data, device))
+def _sizes(clients: int, per_client: int, *, ragged: bool) -> NDArray[np.int64]:
+    """Samples of each client: all alike, or ten classes spread over the clients by Dirichlet(0.3)."""
+    if not ragged:
+        return np.full(clients, per_client)
+    share = np.random.default_rng(1).dirichlet(np.full(clients, 0.3), size=CLASSES).mean(0)
+    sizes: NDArray[np.int64] = np.maximum(1, (share * per_client * clients).astype(np.int64))
+    return sizes
+
+
+def _compete(contender: str, race: Race, line: Connection) -> None:
+    """A contender's process: one round for every message, until None comes."""
+    setting, device = SETTINGS[race.model], torch.device(race.device)
+    data = synthetic(setting.shape, race.clients, race.samples, ragged=race.ragged)
+    one_round = _rounds_of(contender, setting, data, device, race.compile)
+    while line.recv() is not None:
+        start = _now(device)
+        waste = one_round()
+        line.send(Turn(_now(device) - start, waste, peak_bytes(device)))
+
+
+def _rounds_of(
+    contender: str, setting: Setting, data: FederatedData, device: torch.device, compile: bool | str
+) -> Callable[[], float]:
+    """A function that does one round and returns computed / useful samples."""
+    if contender == "plain loop":
+        return _plain_loop(setting.textbook(), data, device)
     torch.manual_seed(0)
-    task = Task(models.build(setting.model, setting.shape, CLASSES, **setting.options), bf16=name.endswith("bf16"))
-    engine = Sequential(device) if name == "sequential" else Vectorized(device, compile=compile)
+    module = models.build(setting.model, setting.shape, CLASSES, **setting.options)
+    engine = Sequential(device) if contender == "sequential" else Vectorized(device, compile=compile)
     algorithm = FedAvg(lr=LR, momentum=MOMENTUM, local_epochs=1, batch_size=BATCH, personal="global")
-    federation = Federation(task, data, algorithm, engine=engine)
+    federation = Federation(Task(module, bf16=contender.endswith("bf16")), data, algorithm, engine=engine)
     federation.expect(10**6)  # a long run, where compiling pays on a GPU
-    return Contender(name, lambda: federation.round().waste)
+    return lambda: federation.round().waste
 
 
 def _plain_loop(module: nn.Module, data: FederatedData, device: torch.device) -> Callable[[], float]:
@@ -164,46 +196,34 @@ def _plain_loop(module: nn.Module, data: FederatedData, device: torch.device) ->
     return one_round
 
 
-def measure(contenders: Sequence[Contender], *, samples: int, repeats: int, device: torch.device) -> list[Measured]:
+def measure(race: Race, contenders: Sequence[str], repeats: int) -> list[Measured]:
     """Medians of rounds taken in turn; the first contender is what the others are compared with."""
-    seconds: dict[str, list[float]] = {c.name: [] for c in contenders}
-    waste: dict[str, float] = {}
-    peaks: dict[str, int] = {}
-    for turn in range(repeats + 2):  # two to warm up: tracing, compiling, caches
-        for c in contenders:
-            gc.collect()
-            _reset_peak(device)
-            start = _now(device)
-            waste[c.name] = c.round()
-            if turn >= 2:
-                seconds[c.name].append(_now(device) - start)
-                peaks[c.name] = max(peaks.get(c.name, 0), _peak(device))
-    median = {name: statistics.median(s) for name, s in seconds.items()}
-    base = median[contenders[0].name]
-    return [Measured(n, m, base / m, samples / m, waste[n], peaks[n]) for n, m in median.items()]
+    context = multiprocessing.get_context("spawn")
+    lines: dict[str, Connection] = {}
+    for name in contenders:
+        lines[name], theirs = context.Pipe()
+        context.Process(target=_compete, args=(name, race, theirs), daemon=True).start()
+        theirs.close()
+    turns: dict[str, list[Turn]] = {name: [] for name in contenders}
+    for _ in range(2 + repeats):  # two to warm up: tracing, compiling, caches
+        for name, line in lines.items():
+            line.send("round")
+            turns[name].append(line.recv())
+    for line in lines.values():
+        line.send(None)
+    samples = int(_sizes(race.clients, race.samples, ragged=race.ragged).sum())
+    median = {name: statistics.median(t.seconds for t in all_of[2:]) for name, all_of in turns.items()}
+    base = median[contenders[0]]
+    return [
+        Measured(name, m, base / m, samples / m, turns[name][-1].waste, turns[name][-1].peak_bytes)
+        for name, m in median.items()
+    ]
 
 
 def _now(device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
-
-
-def _reset_peak(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-    else:
-        with suppress(OSError):  # Linux: lets VmHWM start anew
-            Path("/proc/self/clear_refs").write_text("5")
-
-
-def _peak(device: torch.device) -> int:
-    if device.type == "cpu":
-        with suppress(OSError):
-            for line in Path("/proc/self/status").read_text().splitlines():
-                if line.startswith("VmHWM:"):
-                    return int(line.split()[1]) * 1024
-    return peak_bytes(device)
 
 
 def _hardware(device: torch.device) -> str:

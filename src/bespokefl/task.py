@@ -7,7 +7,7 @@ buffers come back beside the gradient and are merged (``x | p.buffers``) or drop
 import contextlib
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -100,7 +100,7 @@ class Task:
         self.dtype, self.bf16 = dtype, bf16
         net = with_stand_ins(copy.deepcopy(module)).to(dtype)
         self.initial: Model = {k: v.detach().clone() for k, v in _float_tensors(net).items()}
-        self.names = [k for k, _ in net.named_parameters()]
+        self.names = [k for k, p in net.named_parameters() if p.requires_grad]
         self.buffer_names = [k for k in self.initial if k not in set(self.names)]
         if not self.names:
             raise InputError(f"the model {type(module).__name__} has no parameters to train")
@@ -227,7 +227,9 @@ class _Net:
 
 
 def _float_tensors(module: nn.Module) -> Model:
-    return {k: cast(Tensor, v) for k, v in module.state_dict().items() if v.is_floating_point()}
+    kept = module.state_dict()  # leaves out buffers that are not persistent; the lists below name tied weights once
+    named = [*module.named_parameters(), *module.named_buffers()]
+    return {k: v for k, v in named if k in kept and v.is_floating_point()}
 
 
 def _join(prefix: str, name: str) -> str:

@@ -95,7 +95,10 @@ def combine(matrix: Tensor, stacked: Tree) -> Tree:
     return tree_map(lambda v: torch.einsum("rc,c...->r...", matrix.to(v.dtype), v), stacked)
 
 
-def rows(stacked: Tree, index: Any) -> Tree:
+def rows(stacked: Tree, index: int | Tensor) -> Tree:
+    """One row, or a copy of several."""
+    if isinstance(index, Tensor):
+        return tree_map(lambda v: v.index_select(0, index.to(v.device)), stacked)
     return tree_map(lambda v: v[index], stacked)
 
 

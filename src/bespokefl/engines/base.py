@@ -14,6 +14,7 @@ from bespokefl.task import Task
 from bespokefl.trees import Tree, tree_map
 
 Splits = Mapping[str, Sequence[Rows]]
+Plans = list[list[list[Rows]]]  # the batches of each client in each phase
 
 
 class Resident:
@@ -91,7 +92,7 @@ def as_tensors(tree: Tree, dtype: torch.dtype, device: torch.device) -> Tree:
     return tree_map(lambda v: v if isinstance(v, Tensor) else torch.tensor(v, dtype=dtype, device=device), tree)
 
 
-def total_samples(plans: Sequence[Sequence[Sequence[Rows]]]) -> int:
+def total_samples(plans: Plans) -> int:
     return sum(len(batch) for phase in plans for client in phase for batch in client)
 
 

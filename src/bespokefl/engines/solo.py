@@ -47,7 +47,9 @@ class _Client:
     def _call(self, fn: Any, tree: Tree) -> Tree:
         args = (self.shared, self.own, tree)
         graph = self.cache.get(
-            ("solo", fn), lambda shared, own, value: self._tensors(fn(self.job.task, _down(shared, own), value)), args
+            ("solo", self.job.task, fn),
+            lambda shared, own, value: self._tensors(fn(self.job.task, _down(shared, own), value)),
+            args,
         )
         return graph.tree(graph(pytree.tree_leaves(args)))
 
@@ -64,7 +66,7 @@ class _Client:
             batch = self._batch(rows, size, keys[k, 0])
             if len(rows) not in graphs:
                 args = (pytree.tree_unflatten(flat, spec), self.shared, self.own, batch)
-                graphs[len(rows)] = self.cache.get(("solo", step), self._step_of(step), args, carry=True)
+                graphs[len(rows)] = self.cache.get(("solo", self.job.task, step), self._step_of(step), args, carry=True)
             flat = graphs[len(rows)]([*flat, *constants, *batch])
         return pytree.tree_unflatten(flat, spec)
 

@@ -5,6 +5,7 @@ when the next smaller size is reached, and what is computed on it until then is 
 would not do: momentum still moves).
 """
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch.func import vmap
 from torch.utils import _pytree as pytree
 
 from bespokefl import trees
-from bespokefl.engines.base import Job, as_tensors
+from bespokefl.engines.base import Job, Plans, as_tensors
 from bespokefl.engines.buckets import padded_length, stack_width
 from bespokefl.engines.graphs import Graph, GraphCache
 from bespokefl.program import Phase, Rows
@@ -27,12 +28,12 @@ from bespokefl.trees import Tree
 class Stack:
     """Runs one job with all its clients stacked."""
 
-    def __init__(self, job: Job, cache: GraphCache, *, device: torch.device, compiled: bool) -> None:
-        self.job, self.cache, self.device, self.compiled = job, cache, device, compiled
+    def __init__(self, job: Job, cache: GraphCache, device: torch.device, compiles: Callable[[Phase], bool]) -> None:
+        self.job, self.cache, self.device, self.compiles = job, cache, device, compiles
         self.shared = dict(job.shared)
         self.computed = 0
 
-    def run(self, plans: list[list[list[Rows]]]) -> tuple[dict[str, Tree], Tree, int]:
+    def run(self, plans: Plans) -> tuple[dict[str, Tree], Tree, int]:
         """Stacked uploads, stacked states and computed samples; ``plans`` per phase and client."""
         program = self.job.program
         carry = self._call(program.begin, self.job.states)
@@ -43,7 +44,7 @@ class Stack:
         upload, state = self._call(program.finish, carry)
         return upload, state, self.computed
 
-    def bytes_per_client(self, plans: list[list[list[Rows]]]) -> int:
+    def bytes_per_client(self, plans: Plans) -> int:
         """Peak memory of one client's largest step, from a stack of one."""
         program = self.job.program
         carry = self._call(program.begin, self.job.states)
@@ -54,7 +55,7 @@ class Stack:
             if plan[0]:
                 batches = _Padded(self, plan, phase.batches.size, step_keys(0, 0, self.job.clients, 0, len(plan[0])))
                 args = (carry, self.shared, dict(self.job.per_client), batches.at(0, 1))
-                name = ("stacked", phase.step, batches.padded)
+                name = ("stacked", self.job.task, phase.step, batches.padded)
                 peak = max(
                     peak, self.cache.get(name, self._step_of(phase, batches.padded), args, carry=True).peak_bytes
                 )
@@ -67,7 +68,7 @@ class Stack:
         def one(shared: Tree, own: Tree, value: Tree, _: Tensor) -> Tree:
             return self._tensors(fn(self.job.task, _down(shared, own), value))
 
-        graph = self.cache.get(("stacked", fn), vmap(one, in_dims=(None, 0, 0, 0)), args)
+        graph = self.cache.get(("stacked", self.job.task, fn), vmap(one, in_dims=(None, 0, 0, 0)), args)
         return graph.tree(graph(pytree.tree_leaves(args)))
 
     def _phase(self, f: int, phase: Phase, plan: list[list[Rows]], carry: Tree) -> Tree:
@@ -82,7 +83,6 @@ class Stack:
         flat, spec = pytree.tree_flatten(trees.rows(carry, index))  # indexing copies: steps may overwrite it
         own, own_spec = pytree.tree_flatten(trees.rows(dict(self.job.per_client), index))
         shared = pytree.tree_leaves(self.shared)
-        compiled = self.compiled and phase.batches.size is not None and phase.batches.stream is not None
         done: list[list[Tensor]] = []  # carries of finished clients, the first to finish first
         graphs: dict[int, Graph] = {}
         active = width = len(plan)
@@ -99,11 +99,11 @@ class Stack:
             batch = batches.at(k, width)
             if width not in graphs:
                 graphs[width] = self.cache.get(
-                    ("stacked", phase.step, batches.padded),
+                    ("stacked", self.job.task, phase.step, batches.padded),
                     self._step_of(phase, batches.padded),
                     (pytree.tree_unflatten(flat, spec), self.shared, pytree.tree_unflatten(own, own_spec), batch),
                     carry=True,
-                    compiled=compiled,
+                    compiled=self.compiles(phase),
                 )
             flat = graphs[width]([*flat, *shared, *own, *batch])
             self.computed += width * batches.length

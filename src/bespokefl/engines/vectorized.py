@@ -15,24 +15,20 @@ import numpy as np
 import torch
 
 from bespokefl import trees
-from bespokefl.engines.base import Job, Result, numerics, total_samples
+from bespokefl.engines.base import Job, Plans, Result, numerics, total_samples
 from bespokefl.engines.buckets import Shape, group
+from bespokefl.engines.budget import Budget
 from bespokefl.engines.graphs import GraphCache
-from bespokefl.engines.memory import free_bytes, keep_freed_memory
+from bespokefl.engines.memory import keep_freed_memory
 from bespokefl.engines.sequential import Sequential
 from bespokefl.engines.solo import run_client
 from bespokefl.engines.stacked import Stack
-from bespokefl.program import Rows, plan_phases
+from bespokefl.program import Phase, Rows, plan_phases
 from bespokefl.task import Task
-
-Plans = list[list[list[Rows]]]
 
 TINY_MODEL = 2**15  # parameters up to which the operations are too short for threads to share
 LARGE_MODEL = 2**20  # parameters from which one client fills a core's cache on its own
 STEPS_WORTH_COMPILING = 20_000
-SHARE_OF_FREE_MEMORY = 0.5
-# Bounds that no common network exceeds: a cohort within them fits without a closer look.
-MODEL_COPIES, INPUT_COPIES = 16, 1000
 
 
 class Layout(NamedTuple):
@@ -63,10 +59,9 @@ class Vectorized:
         self.device, self.tf32 = torch.device(device), tf32
         self.lanes, self.stack, self.compile = lanes, stack, compile
         self._compiled = compile is True
-        self._memory_limit: int | None = None
         self._cache = GraphCache()
-        self._client_bytes: dict[Any, int] = {}
-        self._refused: set[int] = set()
+        self._budget = Budget(self.device)
+        self._refused: set[Task] = set()
         self._sequential = Sequential(device, tf32=tf32)
         self._pool: ThreadPoolExecutor | None = None
         if self.device.type == "cpu":
@@ -78,10 +73,11 @@ class Vectorized:
             self._compiled = self.device.type == "cuda" and steps >= STEPS_WORTH_COMPILING
 
     def plan(self) -> dict[str, Any]:
-        return {"memory_limit": self._memory_limit, "compiled": self._compiled, "lanes": self.lanes or _cores()}
+        return {"memory": self._budget.used_limit, "compiled": self._compiled, "lanes": self.lanes or _cores()}
 
     def adopt(self, plan: Mapping[str, Any]) -> None:
-        self._memory_limit, self._compiled = plan["memory_limit"], bool(plan["compiled"])
+        self._budget.adopt(plan["memory"])
+        self._compiled = bool(plan["compiled"])
         self.lanes = self.lanes or int(plan["lanes"])
 
     def layout(self, task: Task) -> Layout:
@@ -97,7 +93,7 @@ class Vectorized:
 
     # running -----------------------------------------------------------------------------------------
     def run(self, job: Job) -> Result:
-        if id(job.task) in self._refused:
+        if job.task in self._refused:
             return self._sequential.run(job)
         plans = plan_phases(job.program, job.splits, job.clients, job.seed, job.round)
         layout = self.layout(job.task)
@@ -117,42 +113,16 @@ class Vectorized:
         if layout.stack == 1:
             work = np.sum([s.steps for s in shapes], axis=0) if shapes else np.zeros(len(everyone))
             return [everyone[r : r + 1] for r in np.argsort(-work, kind="stable")]
-        groups = [everyone] if self._compiled or not shapes else group(shapes, total_samples(plans))
+        # A compiled step costs seconds for every new shape, so its cohorts are not regrouped from round to round.
+        whole = not shapes or any(self._compiles(phase) for phase in job.program.phases)
+        groups = [everyone] if whole else group(shapes, total_samples(plans))
         # Every lane gets every n-th client of a group: like work for each core.
         shares = [g[lane :: layout.lanes] for g in groups for lane in range(layout.lanes) if len(g) > lane]
-        most = min(layout.stack or len(everyone), self._fitting(job, plans, layout))
+        most = min(layout.stack or len(everyone), self._budget.clients(job, plans, layout.lanes, self._cache))
         return [part for share in shares for part in np.array_split(share, -(-len(share) // most))]
 
-    def _fitting(self, job: Job, plans: Plans, layout: Layout) -> int:
-        """How many clients fit into memory at once, by the largest step of the program."""
-        if len(job.clients) <= layout.lanes:
-            return len(job.clients) or 1
-        if self._memory_limit is None:
-            self._memory_limit = int(free_bytes(self.device) * SHARE_OF_FREE_MEMORY)
-        sample = job.data.gather(torch.zeros(1, dtype=torch.int64, device=self.device))[0]
-        longest = max((_longest(batches) for plan in plans for batches in plan), default=0)
-        model = trees.nbytes((job.task.initial, trees.rows((dict(job.per_client), job.states), 0)))
-        if (
-            len(job.clients) * (MODEL_COPIES * model + INPUT_COPIES * longest * trees.nbytes(sample))
-            < self._memory_limit
-        ):
-            return len(job.clients)
-        sizes = tuple(phase.batches.size for phase in job.program.phases)
-        key = (
-            job.program,
-            trees.nbytes(dict(job.shared)),
-            *(s or max(map(_longest, p), default=0) for s, p in zip(sizes, plans, strict=True)),
-        )
-        if key not in self._client_bytes:
-            busiest = int(np.argmax([sum(len(p[r]) for p in plans) for r in range(len(job.clients))]))
-            one = job.select(np.array([busiest]))
-            try:
-                stack = Stack(one, self._cache, device=self.device, compiled=False)
-                self._client_bytes[key] = stack.bytes_per_client([[p[busiest]] for p in plans])
-            except Exception:  # what cannot be traced is met again, and handled, when it runs
-                return len(job.clients)
-        fitting = max(1, self._memory_limit // max(1, self._client_bytes[key]) // layout.lanes)
-        return fitting if fitting >= len(job.clients) else 2 ** (fitting.bit_length() - 1)
+    def _compiles(self, phase: Phase) -> bool:
+        return self._compiled and phase.batches.size is not None and phase.batches.stream is not None
 
     def _chunk(self, job: Job, plans: Plans, rows: Rows) -> Result:
         try:
@@ -170,9 +140,9 @@ class Vectorized:
         if len(rows) == 1 and self.layout(job.task).stack == 1:
             r = int(rows[0])
             upload, state, computed = run_client(job, r, [p[r] for p in plans], self._cache, self.device)
-            uploads, states = trees.stack([(upload, state)])
+            uploads, states = trees.tree_map(lambda v: v.unsqueeze(0), (upload, state))
         else:
-            stack = Stack(job.select(rows), self._cache, device=self.device, compiled=self._compiled)
+            stack = Stack(job.select(rows), self._cache, self.device, self._compiles)
             uploads, states, computed = stack.run([[p[r] for r in rows] for p in plans])
         return Result(np.arange(len(rows)), uploads, states, {}, computed)
 
@@ -181,7 +151,7 @@ class Vectorized:
         part = job.select(rows)
         result = self._sequential.run(part)
         if not result.failed:
-            self._refused.add(id(job.task))
+            self._refused.add(job.task)
             where = job.task.stuck_in(lambda: self._fast(job, plans, rows))
             warnings.warn(
                 f"{where} cannot run vectorized ({_first_line(error)}); clients run one after another instead",
@@ -210,6 +180,8 @@ def _merge(results: list[Result], chunks: list[Rows], useful: int) -> Result:
     parts = [torch.as_tensor(places[end - len(r.positions) : end]) for r, end in zip(answered, ends, strict=True)]
 
     def merged(*values: torch.Tensor) -> torch.Tensor:
+        if len(values) == len(rows):  # single rows: torch.cat copies them with several threads
+            return torch.cat([values[int(k)] for k in np.argsort(rows)])
         whole = values[0].new_empty(len(rows), *values[0].shape[1:])
         for v, part in zip(values, parts, strict=True):
             whole.index_copy_(0, part.to(v.device), v)
@@ -222,10 +194,6 @@ def _merge(results: list[Result], chunks: list[Rows], useful: int) -> Result:
 def _positions(parts: list[Rows]) -> list[Rows]:
     ends = np.cumsum([len(p) for p in parts])
     return [np.arange(end - len(p), end) for p, end in zip(parts, ends, strict=True)]
-
-
-def _longest(batches: list[Rows]) -> int:
-    return max((len(b) for b in batches), default=0)
 
 
 def _cores() -> int:
