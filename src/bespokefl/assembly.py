@@ -3,7 +3,7 @@
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -59,14 +59,28 @@ def _settings(experiment: Experiment) -> Document:
     return settings | {"batch_size": None if settings["batch_size"] == "full" else settings["batch_size"]}
 
 
-def make_federation(experiment: Experiment, choice: AlgorithmChoice, seed: int, data: FederatedData) -> Federation:
+class Kit(NamedTuple):
+    """What the seeds of one algorithm share: an engine keeps what it traced for this very task and algorithm."""
+
+    task: Task
+    algorithm: Algorithm
+    engine: Engine
+
+
+def make_kit(experiment: Experiment, choice: AlgorithmChoice, data: FederatedData) -> Kit:
+    task = make_task(experiment, experiment.seeds[0], data)
+    return Kit(task, make_algorithm(experiment, choice), make_engine(experiment))
+
+
+def make_federation(experiment: Experiment, kit: Kit, seed: int, data: FederatedData) -> Federation:
     return Federation(
-        make_task(experiment, seed, data),
+        kit.task,
         data,
-        make_algorithm(experiment, choice),
-        engine=make_engine(experiment),
+        kit.algorithm,
+        engine=kit.engine,
         seed=seed,
         participation=experiment.train.participation,
+        initial=make_task(experiment, seed, data).initial,
     )
 
 

@@ -35,6 +35,7 @@ class _Prepared:
     """What the checks before the start leave for the runs."""
 
     plans: dict[tuple[str, int], RunPlan]  # by label and seed
+    kits: dict[str, assembly.Kit]  # by label
     finished: frozenset[Path]  # folders that need no work
     first: FederatedData  # of the first seed
 
@@ -61,14 +62,14 @@ def run_experiment(experiment: Experiment, out: Path, *, resume: bool, reporter:
                     _describe_partition(data, out, seed)
                 if stop.asked:
                     raise Interrupted(f"before {choice.label}, seed {seed}")
-                done = _run_one(experiment, choice, plan, data, reporter, stop)
+                done = _run_one(experiment, prepared.kits[choice.label], plan, data, reporter, stop)
                 (outcome.finished if done else outcome.failed).append(plan.folder)
     return outcome
 
 
 def _run_one(
     experiment: Experiment,
-    choice: AlgorithmChoice,
+    kit: assembly.Kit,
     plan: RunPlan,
     data: FederatedData,
     reporter: Reporter,
@@ -77,7 +78,7 @@ def _run_one(
     """True if the run finished, False if it failed; Interrupted if somebody asked to stop."""
     ending = "stopped"
     try:
-        federation = assembly.make_federation(experiment, choice, plan.seed, data)
+        federation = assembly.make_federation(experiment, kit, plan.seed, data)
         complete = Run(plan, federation).execute(reporter, stop)
         ending = "" if complete else "stopped"
     except Exception as error:
@@ -87,7 +88,7 @@ def _run_one(
     finally:
         reporter.finish(ending)
     if not complete:
-        raise Interrupted(f"after round {federation.rounds_done} of {choice.label}, seed {plan.seed}")
+        raise Interrupted(f"after round {federation.rounds_done} of {plan.label}, seed {plan.seed}")
     return True
 
 
@@ -127,12 +128,14 @@ def _prepare(experiment: Experiment, out: Path, resume: bool) -> _Prepared:
             for choice in experiment.algorithms:
                 document = assembly.resolved(experiment, choice, seed, data, task)
                 plans[choice.label, seed] = _plan(experiment, choice, seed, out, document)
+    kits = {}
     for choice in experiment.algorithms:
         with experiment.origin.located(choice.key):
-            assembly.make_federation(experiment, choice, experiment.seeds[0], first)
+            kits[choice.label] = kit = assembly.make_kit(experiment, choice, first)
+            assembly.make_federation(experiment, kit, experiment.seeds[0], first)
     finished = frozenset(plan.folder for plan in plans.values() if _is_finished(plan, resume))
     _make_folder(out)
-    return _Prepared(plans, finished, first)
+    return _Prepared(plans, kits, finished, first)
 
 
 def _plan(experiment: Experiment, choice: AlgorithmChoice, seed: int, out: Path, document: Any) -> RunPlan:

@@ -31,7 +31,7 @@ def export_model(folder: Path, client: int, path: Path | None = None, *, onnx: b
     data = assembly.load_data(experiment, seed)
     if not 0 <= client < data.clients:
         raise InputError(f"--client {client}: this run has the clients 0 to {data.clients - 1}.")
-    federation = assembly.make_federation(experiment, choice, seed, data)
+    federation = assembly.make_federation(experiment, assembly.make_kit(experiment, choice, data), seed, data)
     restore(federation, stored)
     target = path or Path(f"{choice.label}-seed-{seed}-client-{client}.safetensors")
     target.parent.mkdir(parents=True, exist_ok=True)
