@@ -150,7 +150,7 @@ class Vectorized:
         """A client of the chunk failed, or vmap cannot take the model: the sequential engine tells which."""
         part = job.select(rows)
         result = self._sequential.run(part)
-        if not result.failed:
+        if not result.failed and job.task not in self._refused:
             self._refused.add(job.task)
             where = job.task.stuck_in(lambda: self._fast(job, plans, rows))
             warnings.warn(
