@@ -207,7 +207,7 @@ def _default(option: Any) -> Any:
 @app.command()
 @guarded
 def bench(
-    which: Annotated[list[str] | None, typer.Argument(metavar="MODEL", help="linear, mlp, fedavg-cnn; all.")] = None,
+    which: Annotated[list[str] | None, typer.Argument(metavar="MODEL", help="Models; linear, mlp, fedavg-cnn.")] = None,
     device: Annotated[str, typer.Option(metavar="D", help="auto, cpu, cuda, ...")] = "auto",
     clients: Annotated[int, typer.Option(metavar="N", help="Clients of a round.")] = 25,
     steps: Annotated[int | None, typer.Option(metavar="N", help="Local steps of a client.")] = None,
@@ -215,9 +215,9 @@ def bench(
     repeats: Annotated[int, typer.Option(metavar="N", help="Rounds of each contender.")] = 5,
 ) -> None:
     """Measure speed, as ratios in one run."""
-    from bespokefl.bench import SETTINGS, main
+    from bespokefl.bench import DEFAULT, main
 
-    main(which or tuple(SETTINGS), device=device, clients=clients, steps=steps, ragged=ragged, repeats=repeats)
+    main(which or DEFAULT, device=device, clients=clients, steps=steps, ragged=ragged, repeats=repeats)
 
 
 def _read(

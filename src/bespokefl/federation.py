@@ -65,6 +65,8 @@ class History:
 
     def summary(self) -> dict[str, float]:
         """Mean, std, worst and top 5 % of the clients' accuracies in the last evaluated round."""
+        if np.isnan(self.accuracy[-1]).all():
+            raise InputError("no client has an accuracy (a task without classes?); see the losses in rows()")
         return dict(summarise(self.accuracy[-1]))  # type: ignore[arg-type]
 
     def rows(self) -> list[dict[str, Any]]:
@@ -166,6 +168,10 @@ class Federation:
         self.engine.expect(int(rounds * self.algorithm.local_epochs * np.ceil(sizes / batch).mean()))
 
     def _sample(self) -> Rows:
+        if isinstance(self.schedule, Sequence) and self.rounds_done >= len(self.schedule):
+            raise InputError(
+                f"schedule names the clients of {len(self.schedule)} rounds; this is round {self.rounds_done + 1}"
+            )
         if self.schedule is not None:
             chosen = self.schedule(self.rounds_done) if callable(self.schedule) else self.schedule[self.rounds_done]
             return np.unique(np.fromiter(chosen, dtype=np.int64))

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.modules.instancenorm import _InstanceNorm
 
 from bespokefl.errors import InputError
 
@@ -112,6 +113,11 @@ def with_stand_ins(module: nn.Module) -> nn.Module:
             return MaskedBatchNorm(child)
         if isinstance(child, nn.GroupNorm):
             return _as_plain(child)
+        if isinstance(child, _InstanceNorm) and child.track_running_stats:
+            raise InputError(
+                f"{type(child).__name__} with track_running_stats=True is not supported (padding would enter its "
+                "statistics); leave it at False, or use BatchNorm or GroupNorm"
+            )
         if isinstance(child, _DropoutNd):
             if not isinstance(child, nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d):
                 raise InputError(f"{type(child).__name__} draws randomness that cannot be keyed; use nn.Dropout")

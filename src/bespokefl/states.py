@@ -41,6 +41,11 @@ class ClientStates:
         """Writes the states of the given clients; new ones get a row."""
         if not trees.leaves(self.initial):
             return
+        if trees.structure(states) != trees.structure(self.initial):
+            raise TypeError(
+                f"a program's finish returned a client state of the structure {trees.structure(states)}; "
+                f"init_client's is {trees.structure(self.initial)}, and the two must agree"
+            )
         for c in clients:
             self._row.setdefault(int(c), len(self._row))
         self._reserve(len(self._row))

@@ -81,6 +81,9 @@ class Task:
         module: any ``nn.Module``; it is copied, never changed.
         loss: a name of ``LOSSES`` or a function of (outputs, targets) that returns one value per sample.
         head: dotted name of the last layer; default: the module's ``head`` or else its last layer with parameters.
+        classifies: whether the largest output is a predicted label, so that there is an accuracy; default: with the
+            cross-entropy loss.
+        dtype: of parameters and computation.
         bf16: run forward and backward in bfloat16 autocast (parameters stay in their own type).
     """
 
@@ -90,13 +93,14 @@ class Task:
         loss: str | PerSample = "cross_entropy",
         *,
         head: str | None = None,
+        classifies: bool | None = None,
         dtype: torch.dtype = torch.float32,
         bf16: bool = False,
     ) -> None:
         if isinstance(loss, str) and loss not in LOSSES:
             raise InputError(f"loss = {loss!r} is not known; it is one of {', '.join(LOSSES)} or a function")
         self.per_sample: PerSample = LOSSES[loss] if isinstance(loss, str) else loss
-        self.classifies = loss == "cross_entropy"
+        self.classifies = loss == "cross_entropy" if classifies is None else classifies
         self.dtype, self.bf16 = dtype, bf16
         net = with_stand_ins(copy.deepcopy(module)).to(dtype)
         self.initial: Model = {k: v.detach().clone() for k, v in _float_tensors(net).items()}

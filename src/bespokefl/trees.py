@@ -24,6 +24,10 @@ def leaves(tree: Tree) -> list[Tensor]:
     return pytree.tree_leaves(tree)
 
 
+def structure(tree: Tree) -> Any:
+    return pytree.tree_structure(tree)
+
+
 # one client ------------------------------------------------------------------------------------------
 def add(a: Tree, b: Tree) -> Tree:
     return tree_map(torch.add, a, b)

@@ -1,10 +1,10 @@
 """What every algorithm is: hyper-parameters, a server's round, and the programs of one client."""
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import ClassVar, Literal
 
-from bespokefl.algorithms.hyper import hyper
+from bespokefl.algorithms.hyper import checked, hyper
 from bespokefl.cohort import Cohort
 from bespokefl.optim import SGD
 from bespokefl.program import Batches, Call, shuffled
@@ -31,6 +31,11 @@ class Algorithm:
     drop_last: bool = hyper(False, "drop the last incomplete batch of an epoch")
     weights: Literal["sample", "uniform"] = hyper("sample", "p_i: aggregation by samples (n_i) or all clients alike")
     opt_state: Literal["reset", "keep"] = hyper("reset", "momentum at the start of a client's round")
+
+    def __post_init__(self) -> None:
+        own = {f.name: getattr(self, f.name) for f in fields(self)}
+        for name, value in checked(type(self), own, getattr(self, "name", type(self).__name__)).items():
+            object.__setattr__(self, name, value)
 
     # the server --------------------------------------------------------------------------------------
     def init(self, task: Task, x0: Model, n_clients: int, cohort_size: int) -> Tree:

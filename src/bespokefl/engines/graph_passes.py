@@ -6,6 +6,8 @@ import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
+from bespokefl.errors import InputError
+
 aten = torch.ops.aten
 
 # View operations that change nothing when the shape stays the same.
@@ -35,6 +37,16 @@ _ACCUMULATING = {aten.mm.default: aten.addmm_.default, aten.bmm.default: aten.ba
 def _meta(node: fx.Node) -> Any:
     """Shape, type, strides and device of a node's result, as they were when traced; a tuple for several results."""
     return node.meta.get("val")
+
+
+def refuse_randomness(graph: fx.Graph) -> None:
+    """A draw from torch's own generator would depend on the order in which clients happen to run."""
+    for node in graph.nodes:
+        if isinstance(node.target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags:
+            raise InputError(
+                f"a client's program or model draws from torch's random generator ({node.target}); its numbers would "
+                "depend on the order of clients. Derive them from batch.key, as nn.Dropout does here"
+            )
 
 
 def drop_idle_views(graph: fx.Graph) -> None:

@@ -40,6 +40,7 @@ class Graph:
         examples = [v.clone() for v in flat]
         with _default_device(examples[0].device):
             module = make_fx(flat_fn)(examples)
+        passes.refuse_randomness(module.graph)
         passes.drop_idle_views(module.graph)
         passes.fold_constants(module)
         module.graph.eliminate_dead_code()
@@ -86,7 +87,7 @@ class GraphCache:
     def __init__(self, limit: int = 512) -> None:
         self.limit = limit
         self._graphs: OrderedDict[Any, Graph] = OrderedDict()
-        self._lock = threading.Lock()
+        self.module_lock = threading.RLock()  # held by whoever runs the one shared module: to trace, or step by step
 
     def get(
         self,
@@ -100,7 +101,7 @@ class GraphCache:
         """The graph of ``fn`` for the shapes of ``args``; ``name`` tells functions apart."""
         flat, spec = pytree.tree_flatten(tuple(args))
         key = (name, spec, tuple((v.shape, v.dtype, v.stride()) for v in flat))
-        with self._lock:  # tracing goes through the one shared module
+        with self.module_lock:
             graph = self._graphs.get(key)
             if graph is None:
                 graph = self._graphs[key] = Graph(fn, args, carry=carry, compiled=compiled)

@@ -68,7 +68,7 @@ class Stack:
         def one(shared: Tree, own: Tree, value: Tree, _: Tensor) -> Tree:
             return self._tensors(fn(self.job.task, _down(shared, own), value))
 
-        graph = self.cache.get(("stacked", self.job.task, fn), vmap(one, in_dims=(None, 0, 0, 0)), args)
+        graph = self.cache.get(("stacked", self.job.task, fn), _stacked(one, (None, 0, 0, 0)), args)
         return graph.tree(graph(pytree.tree_leaves(args)))
 
     def _phase(self, f: int, phase: Phase, plan: list[list[Rows]], carry: Tree) -> Tree:
@@ -120,7 +120,7 @@ class Stack:
             )
             return self._tensors(step)
 
-        return vmap(one, in_dims=(0, None, 0, 0))
+        return _stacked(one, (0, None, 0, 0))
 
     def _tensors(self, tree: Tree) -> Tree:
         return as_tensors(tree, self.job.task.dtype, self.device)
@@ -151,6 +151,12 @@ class _Padded:
         """Inputs, targets, keys, and weights where there is padding, of the first ``width`` clients."""
         parts = (*self._data.gather(self._index[k, :width]), self._keys[k, :width])
         return parts if self._weights is None else (*parts, self._weights[k, :width])
+
+
+def _stacked(fn: Callable[..., Tree], in_dims: tuple[int | None, ...]) -> Callable[..., Tree]:
+    """``fn`` over the client axis. Random operations pass here: the graph refuses them with a better text."""
+    mapped: Callable[..., Tree] = vmap(fn, in_dims=in_dims, randomness="different")
+    return mapped
 
 
 def _down(shared: dict[str, Tree], own: dict[str, Tree]) -> SimpleNamespace:

@@ -23,6 +23,7 @@ from bespokefl.engines.memory import keep_freed_memory
 from bespokefl.engines.sequential import Sequential
 from bespokefl.engines.solo import run_client
 from bespokefl.engines.stacked import Stack
+from bespokefl.errors import InputError
 from bespokefl.program import Phase, Rows, plan_phases
 from bespokefl.task import Task
 
@@ -127,6 +128,8 @@ class Vectorized:
     def _chunk(self, job: Job, plans: Plans, rows: Rows) -> Result:
         try:
             return self._fast(job, plans, rows)
+        except InputError:
+            raise
         except torch.OutOfMemoryError:
             if len(rows) == 1:
                 raise
@@ -148,15 +151,15 @@ class Vectorized:
 
     def _one_by_one(self, job: Job, plans: Plans, rows: Rows, error: Exception) -> Result:
         """A client of the chunk failed, or vmap cannot take the model: the sequential engine tells which."""
-        part = job.select(rows)
-        result = self._sequential.run(part)
-        if not result.failed and job.task not in self._refused:
-            self._refused.add(job.task)
-            where = job.task.stuck_in(lambda: self._fast(job, plans, rows))
-            warnings.warn(
-                f"{where} cannot run vectorized ({_first_line(error)}); clients run one after another instead",
-                stacklevel=2,
-            )
+        with self._cache.module_lock:  # other lanes may be here too
+            result = self._sequential.run(job.select(rows))
+            if not result.failed and job.task not in self._refused:
+                self._refused.add(job.task)
+                where = job.task.stuck_in(lambda: self._fast(job, plans, rows))
+                warnings.warn(
+                    f"{where} cannot run vectorized ({_first_line(error)}); clients run one after another instead",
+                    stacklevel=2,
+                )
         return result
 
     def _workers(self, lanes: int) -> ThreadPoolExecutor:

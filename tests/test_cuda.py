@@ -1,0 +1,107 @@
+"""The vectorized engine on a GPU; skipped where there is none."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from bespokefl.algorithms import ALGORITHMS, build_algorithm
+from bespokefl.data import FederatedData
+from bespokefl.engines import Engine, Sequential, Vectorized
+from bespokefl.federation import Federation
+from bespokefl.task import Task
+
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+    pytest.mark.filterwarnings("ignore"),
+]
+every_algorithm = pytest.mark.parametrize("name", list(ALGORITHMS))
+
+SIZES = (5, 12, 23, 2, 40, 17, 9)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(2, 4, 3), nn.MaxPool2d(2), nn.ReLU(), nn.BatchNorm2d(4), nn.Dropout(0.2), nn.Flatten()
+        )
+        self.head = nn.Linear(16, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.head(self.body(x))
+        return out
+
+
+def federate(name: str, engine: Engine, dtype: torch.dtype = torch.float64, **task: Any) -> Federation:
+    rng = np.random.default_rng(0)
+    data = FederatedData.from_arrays(
+        [
+            {
+                "train": (rng.normal(size=(n, 2, 6, 6)), np.arange(n) % 3),
+                "test": (rng.normal(size=(4, 2, 6, 6)), [0, 1, 2, 0]),
+            }
+            for n in SIZES
+        ]
+    )
+    torch.manual_seed(1)
+    algorithm = build_algorithm(name, {"lr": 0.05, "momentum": 0.9, "local_epochs": 2, "batch_size": 8})
+    federation = Federation(Task(Net(), dtype=dtype, **task), data, algorithm, engine=engine, clients_per_round=5)
+    federation.round()
+    federation.round()
+    return federation
+
+
+def weights(federation: Federation) -> torch.Tensor:
+    return torch.cat([v.flatten().cpu() for v in federation.personal_models().values()])
+
+
+@every_algorithm
+def test_gpu_equals_cpu(name: str) -> None:
+    reference = federate(name, Sequential("cpu"))
+    for engine in (Sequential("cuda"), Vectorized("cuda"), Vectorized("cuda", stack=2), Vectorized("cuda", stack=1)):
+        federation = federate(name, engine)
+        assert all(v.device.type == "cuda" for v in federation.personal_models().values())
+        torch.testing.assert_close(weights(federation), weights(reference), rtol=1e-10, atol=1e-10)
+        np.testing.assert_array_equal(federation.evaluate().accuracy, reference.evaluate().accuracy)
+
+
+def test_compiled_equals_eager() -> None:
+    compiled = federate("fedavg", Vectorized("cuda", compile=True))
+    torch.testing.assert_close(
+        weights(compiled), weights(federate("fedavg", Vectorized("cuda"))), rtol=1e-10, atol=1e-10
+    )
+
+
+@every_algorithm
+def test_float32_without_tf32(name: str) -> None:
+    exact = weights(federate(name, Sequential("cpu")))
+    single = weights(federate(name, Vectorized("cuda", tf32=False), torch.float32)).double()
+    assert (single - exact).norm() / exact.norm() < 1e-4
+
+
+def test_bf16() -> None:
+    exact = weights(federate("fedavg", Sequential("cpu")))
+    rough = weights(federate("fedavg", Vectorized("cuda"), torch.float32, bf16=True)).double()
+    assert 0 < (rough - exact).norm() / exact.norm() < 0.1
+
+
+@every_algorithm
+def test_resumed_on_a_gpu_is_bit_equal(name: str) -> None:
+    straight = federate(name, Vectorized("cuda"))
+    tensors, meta = straight.state()
+    straight.round()
+    resumed = federate(name, Vectorized("cuda"))
+    resumed.restore(tensors, meta)
+    resumed.round()
+    assert torch.equal(weights(resumed), weights(straight))
+
+
+def test_memory_limit_cuts_the_cohort(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bespokefl.engines.budget.free_bytes", lambda device: 100_000)
+    engine = Vectorized("cuda")
+    cut = federate("ditto", engine)
+    assert engine.plan()["memory"] is not None
+    torch.testing.assert_close(weights(cut), weights(federate("ditto", Vectorized("cuda"))), rtol=1e-10, atol=1e-10)
