@@ -71,7 +71,7 @@ SETTINGS = {
     "fedavg-cnn": Setting("fedavg-cnn", {}, (3, 32, 32), _textbook_cnn, 4),
     "lenet5": _as_shipped("lenet5", (3, 32, 32), 8),
     "fedpg-cnn": _as_shipped("fedpg-cnn", (3, 32, 32), 2),
-    "digit-model": _as_shipped("digit-model", (3, 28, 28), 2),
+    "digit-model": _as_shipped("digit-model", (3, 28, 28), 4),
 }
 
 

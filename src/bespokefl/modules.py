@@ -44,10 +44,8 @@ class MaskedBatchNorm(nn.Module):
         reduced = [0, *range(2, x.ndim)]
         if self.sample_weights is None:
             count = torch.full((), x.numel() // x.shape[1], dtype=x.dtype, device=x.device)
-            variance, mean = torch.var_mean(x.detach(), reduced, correction=0)
-            out = torch.batch_norm(
-                x, self.weight, self.bias, None, None, True, 0.0, self.eps, torch.backends.cudnn.enabled
-            )
+            out, mean, inverse_std = torch.native_batch_norm(x, self.weight, self.bias, None, None, True, 0.0, self.eps)
+            variance = (inverse_std.detach() ** -2 - self.eps).clamp(min=0)  # saves a second pass over x
         else:
             shape = (1, -1, *(1,) * (x.ndim - 2))
             w = self.sample_weights.to(x.dtype).view(-1, *(1,) * (x.ndim - 1))

@@ -18,6 +18,7 @@ from bespokefl import trees
 from bespokefl.engines.base import Job, Plans, Result, numerics, total_samples
 from bespokefl.engines.buckets import Shape, group
 from bespokefl.engines.budget import Budget
+from bespokefl.engines.collect import Collector
 from bespokefl.engines.graphs import GraphCache
 from bespokefl.engines.memory import keep_freed_memory
 from bespokefl.engines.sequential import Sequential
@@ -100,12 +101,12 @@ class Vectorized:
         layout = self.layout(job.task)
         threads = 1 if self.device.type == "cpu" else None
         with numerics(job.task.dtype, self.device, tf32=self.tf32, threads=threads):
-            chunks = self._chunks(job, plans, layout)
-            if layout.lanes > 1 and len(chunks) > 1:
-                results = list(self._workers(layout.lanes).map(lambda c: self._chunk(job, plans, c), chunks))
-            else:
-                results = [self._chunk(job, plans, c) for c in chunks]
-        return _merge(results, chunks, useful=total_samples(plans))
+            chunks, answers = self._chunks(job, plans, layout), Collector(len(job.clients))
+            side_by_side = layout.lanes > 1 and len(chunks) > 1
+            in_turn = self._workers(layout.lanes).map if side_by_side else map
+            for _ in in_turn(lambda rows: self._chunk(job, plans, rows, answers), chunks):
+                pass  # a lane's exception is raised here
+        return answers.result(useful=total_samples(plans))
 
     def _chunks(self, job: Job, plans: Plans, layout: Layout) -> list[Rows]:
         """Which rows of the job run together, the longest first."""
@@ -125,19 +126,19 @@ class Vectorized:
     def _compiles(self, phase: Phase) -> bool:
         return self._compiled and phase.batches.size is not None and phase.batches.stream is not None
 
-    def _chunk(self, job: Job, plans: Plans, rows: Rows) -> Result:
+    def _chunk(self, job: Job, plans: Plans, rows: Rows, answers: Collector) -> None:
         try:
-            return self._fast(job, plans, rows)
+            answers.add(rows, self._fast(job, plans, rows))
         except InputError:
             raise
         except torch.OutOfMemoryError:
             if len(rows) == 1:
                 raise
             torch.cuda.empty_cache()
-            halves = np.array_split(rows, 2)
-            return _merge([self._chunk(job, plans, half) for half in halves], _positions(halves), useful=0)
+            for half in np.array_split(rows, 2):
+                self._chunk(job, plans, half, answers)
         except Exception as error:
-            return self._one_by_one(job, plans, rows, error)
+            answers.add(rows, self._one_by_one(job, plans, rows, error))
 
     def _fast(self, job: Job, plans: Plans, rows: Rows) -> Result:
         if len(rows) == 1 and self.layout(job.task).stack == 1:
@@ -166,37 +167,6 @@ class Vectorized:
         if self._pool is None:
             self._pool = ThreadPoolExecutor(lanes, "lane", initializer=lambda: torch.set_num_threads(1))
         return self._pool
-
-
-def _merge(results: list[Result], chunks: list[Rows], useful: int) -> Result:
-    """One result in the job's order from those of its chunks."""
-    rows = np.concatenate([chunk[r.positions] for chunk, r in zip(chunks, results, strict=True)])
-    failed = {k: v for r in results for k, v in r.failed.items()}
-    computed = sum(r.computed for r in results)
-    answered = [r for r in results if len(r.positions)]
-    if not answered:
-        return Result(rows, {}, {}, failed, computed, useful)
-    if len(answered) == 1 and (np.diff(rows) > 0).all():
-        return Result(rows, answered[0].uploads, answered[0].states, failed, computed, useful)
-    places = np.argsort(np.argsort(rows))  # where each answer goes
-    ends = np.cumsum([len(r.positions) for r in answered])
-    parts = [torch.as_tensor(places[end - len(r.positions) : end]) for r, end in zip(answered, ends, strict=True)]
-
-    def merged(*values: torch.Tensor) -> torch.Tensor:
-        if len(values) == len(rows):  # single rows: torch.cat copies them with several threads
-            return torch.cat([values[int(k)] for k in np.argsort(rows)])
-        whole = values[0].new_empty(len(rows), *values[0].shape[1:])
-        for v, part in zip(values, parts, strict=True):
-            whole.index_copy_(0, part.to(v.device), v)
-        return whole
-
-    uploads, states = trees.tree_map(merged, *((r.uploads, r.states) for r in answered))
-    return Result(np.sort(rows), uploads, states, failed, computed, useful)
-
-
-def _positions(parts: list[Rows]) -> list[Rows]:
-    ends = np.cumsum([len(p) for p in parts])
-    return [np.arange(end - len(p), end) for p, end in zip(parts, ends, strict=True)]
 
 
 def _cores() -> int:
