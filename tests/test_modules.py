@@ -201,3 +201,8 @@ def test_a_module_that_is_itself_replaced() -> None:
 def test_dropout_that_cannot_be_keyed_is_refused(kind: type[nn.Module]) -> None:
     with pytest.raises(InputError, match=rf"{kind.__name__}.*use nn\.Dropout"):
         with_stand_ins(nn.Sequential(nn.Linear(2, 2), kind(0.1)))
+
+
+def test_instance_norm_with_running_statistics_is_refused() -> None:
+    with pytest.raises(InputError, match="InstanceNorm1d with track_running_stats=True"):
+        with_stand_ins(nn.Sequential(nn.InstanceNorm1d(3, track_running_stats=True)))

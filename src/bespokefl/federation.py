@@ -273,7 +273,7 @@ class Federation:
         self.engine.adopt(meta["engine"])
         self.rounds_done = int(meta["rounds_done"])
 
-    # helpers -----------------------------------------------------------------------------------------
+    # details -----------------------------------------------------------------------------------------
     def _initial(self, given: Model | None) -> Model:
         mine = self.task.initial
         if given is None:

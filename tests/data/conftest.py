@@ -1,6 +1,5 @@
 """Fixtures of the data tests."""
 
-import os
 from pathlib import Path
 
 import numpy as np
@@ -10,13 +9,9 @@ from bespokefl.data import Dataset
 
 
 @pytest.fixture(scope="session")
-def pack() -> str:
-    """The folder of the real data packs: BESPOKE_DATA, or shared/data beside the checkout."""
-    beside = Path(__file__).resolve().parents[3] / "shared" / "data"
-    folder = Path(os.environ.get("BESPOKE_DATA", beside))
-    if not (folder / "digits_labels.npz").is_file():
-        pytest.skip("no real data packs; set BESPOKE_DATA to their folder")
-    return str(folder)
+def pack(data_pack: Path) -> str:
+    """The data pack's folder as `load` takes it."""
+    return str(data_pack)
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """What the vectorized engine decides, and what it does when something does not fit."""
 
 import shutil
+import time
 from typing import Any
 
 import numpy as np
@@ -63,6 +64,40 @@ def test_a_module_that_vmap_refuses_runs_one_by_one_and_is_named() -> None:
     reference = trained(Sequential(), module)
     reference.round()
     assert_equal_models(stuck, reference)
+
+
+class Branches(nn.Module):
+    """A branch on a tensor's value cannot be traced; the sleep lets lanes meet inside the module."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        time.sleep(0.001)
+        return x if x.sum() > 1e9 else 2 * x
+
+
+@pytest.mark.filterwarnings("ignore:.*cannot run vectorized")
+def test_lanes_that_fall_back_do_not_disturb_each_other() -> None:
+    """They share one module, whose dropout key and head input belong to one client at a time."""
+
+    def net() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(6, 4), Branches(), nn.BatchNorm1d(4), nn.Dropout(0.3), nn.Linear(4, 2))
+
+    federation = Federation(
+        Task(net(), dtype=torch.float64), make_data(), ALGORITHM, engine=Vectorized("cpu", lanes=4, stack=1)
+    )
+    assert not federation.round().failed
+    assert_equal_models(federation, trained(Sequential(), net()))
+
+
+class Noisy(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + 0.1 * torch.randn_like(x)
+
+
+@pytest.mark.parametrize("stack", [1, 5])
+def test_randomness_without_a_key_is_refused(stack: int) -> None:
+    with pytest.raises(InputError, match=r"random generator .*batch\.key"):
+        trained(Vectorized("cpu", lanes=1, stack=stack), nn.Sequential(nn.Linear(6, 2), Noisy()))
 
 
 @pytest.mark.parametrize(
