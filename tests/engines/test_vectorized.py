@@ -70,7 +70,7 @@ class Branches(nn.Module):
     """A branch on a tensor's value cannot be traced; the sleep lets lanes meet inside the module."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        time.sleep(0.001)
+        time.sleep(0.02)
         return x if x.sum() > 1e9 else 2 * x
 
 
