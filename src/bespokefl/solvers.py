@@ -1,0 +1,165 @@
+"""The two small convex problems of gradient geometry, solved exactly from a Gram matrix in float64.
+
+Both are least squares over non-negative weights with one extra row, so that one active-set method (Lawson and Hanson,
+Solving Least Squares Problems, ch. 23) serves both: it ends by solving the equality system on its active set, and an
+iterative method's error of the square root of its tolerance never arises. Columns are brought to unit length first,
+so their scales (1e-12 beside 1e12) do not matter, and only the Gram matrix's rounding does.
+"""
+
+from collections.abc import Iterable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.optimize import nnls
+
+from bespokefl.trees import Tree, leaves
+
+Floats = NDArray[np.float64]
+
+CHUNK = 2**22  # entries of the columns that are held in float64 at once
+EPS = float(np.finfo(np.float64).eps)
+
+
+def gram(stacked: Tree) -> Floats:
+    """The inner products of a stacked tree's rows, in float64 whatever the type of its leaves."""
+    total: torch.Tensor | None = None
+    for leaf in leaves(stacked):
+        rows = leaf.reshape(leaf.shape[0], -1)
+        width = max(1, CHUNK // max(1, len(rows)))
+        for k in range(0, rows.shape[1], width):
+            wide = rows[:, k : k + width].double()
+            total = wide @ wide.T if total is None else total.addmm_(wide, wide.T)
+    if total is None:
+        raise ValueError("gram needs a tree with at least one tensor")
+    products: Floats = total.cpu().numpy()
+    return (products + products.T) / 2
+
+
+def factor(correlations: Floats) -> Floats:
+    """R with R'R = C for a positive semi-definite C; directions that are rounding noise are left out."""
+    values, vectors = np.linalg.eigh(correlations)
+    kept = values > len(values) * EPS * values[-1]
+    root: Floats = np.sqrt(values[kept])[:, None] * vectors[:, kept].T
+    return root
+
+
+def min_norm(products: Floats) -> Floats:
+    """Weights of the shortest vector in the convex hull of columns q, given their Gram matrix.
+
+    argmin |Q lam|^2 over lam >= 0, sum lam = 1. With u_j = lam_j |q_j| up to a common factor it is the non-negative
+    least-squares problem |Q^ u|^2 + (a.u - 1)^2, a_j = min|q| / |q_j|, Q^ the unit columns: for any ray of u its best
+    point has the value v / (1 + v), v = |Q^ u|^2 / (a.u)^2.
+    """
+    lengths = np.sqrt(products.diagonal())
+    if not lengths.all():  # a zero column is the shortest vector
+        alone: Floats = np.eye(len(lengths))[int(lengths.argmin())]
+        return alone
+    u = _weights(factor(_unit(products, lengths)), lengths.min() / lengths)
+    weights = u * (lengths.min() / lengths)
+    weights = weights / weights.sum()
+    return _polished(products, weights)
+
+
+def nearest_directions(products: Floats, clients: Iterable[int], gamma: float) -> Floats:
+    """For each client i the nu >= 0 of d_i = -(g_i + sum_j nu_j g_j), a row each, all from one Gram matrix.
+
+    d_i is the vector nearest to -g_i with g_j.d <= gamma max(0, -g_j.g_i) for all j != i. Its dual is
+    min over nu >= 0 of |g_i + sum nu_j g_j|^2 / 2 + sum nu_j gamma max(0, -g_j.g_i), a least-distance programme:
+    for z = (d + g_i) / |g_i| the smallest |z| with -g^_j.z >= h_j. Since d = 0 is feasible, |z| <= 1 and the
+    programme is well conditioned for any gradients.
+    """
+    lengths = np.sqrt(products.diagonal())
+    some = np.flatnonzero(lengths)
+    cosines = _unit(products[np.ix_(some, some)], lengths[some]) if len(some) else np.zeros((0, 0))
+    root = factor(cosines) if len(some) else cosines
+    rows = []
+    for i in clients:
+        nu = np.zeros(len(lengths))
+        if lengths[i] > 0:
+            place = int(np.searchsorted(some, i))
+            others = np.delete(np.arange(len(some)), place)
+            c = cosines[others, place]
+            h = -c - gamma * np.maximum(0, -c)
+            if (h > 0).any():
+                u = _weights(root[:, others], h)
+                nu[some[others]] = u / (1 - h @ u) * (lengths[i] / lengths[some[others]])
+        rows.append(nu)
+    return np.stack(rows)
+
+
+def gap(products: Floats, weights: Floats) -> float:
+    """How far weights are from optimal for ``min_norm``: |d|^2 + max_q q.d, zero at the solution, d = -Q lam."""
+    slopes = products @ weights
+    return float(weights @ slopes - slopes.min())
+
+
+def _unit(products: Floats, lengths: Floats) -> Floats:
+    """The Gram matrix of the columns divided by their lengths."""
+    cosines: Floats = products / lengths[:, None] / lengths[None, :]
+    np.fill_diagonal(cosines, 1.0)
+    return cosines
+
+
+def _weights(root: Floats, row: Floats) -> Floats:
+    """argmin over u >= 0 of |R u|^2 + (row.u - 1)^2."""
+    matrix, target = np.vstack([root, row]), np.zeros(len(root) + 1)
+    target[-1] = 1.0
+    tolerance = 8 * EPS * float(np.sqrt(len(row)))  # of the dual; columns are no longer than sqrt(2)
+    try:
+        u: Floats = nnls(matrix, target)[0]
+    except RuntimeError:  # too many iterations
+        u = np.zeros(len(row))
+    # scipy 1.17 answers some degenerate problems (an exactly opposite column) wrongly, so it is not taken on trust.
+    pull = matrix.T @ (target - matrix @ u)
+    good = u.any() and pull.max() <= tolerance and np.abs(pull[u > 0]).max() <= tolerance
+    return u if good else active_set(matrix, target, tolerance)
+
+
+def active_set(matrix: Floats, target: Floats, tolerance: float) -> Floats:
+    """argmin over u >= 0 of |A u - b|: Lawson and Hanson's method, a column entering only if its pull is not noise."""
+    u = np.zeros(matrix.shape[1])
+    free = np.zeros(len(u), dtype=bool)
+    refused = np.zeros(len(u), dtype=bool)  # columns that would have left again at once, since the last progress
+    for _ in range(10 * len(u)):
+        pull = np.where(free | refused, -np.inf, matrix.T @ (target - matrix @ u))
+        entering = int(pull.argmax())
+        if not pull[entering] > tolerance:
+            break
+        free[entering] = True
+        best = _least_squares(matrix, target, free)
+        if best[entering] <= 0:
+            free[entering], refused[entering] = False, True
+            continue
+        while (best[free] <= 0).any():
+            leaving = free & (best <= 0)
+            step = (u[leaving] / (u[leaving] - best[leaving])).min()
+            u = np.where(free, np.maximum(0, u + step * (best - u)), 0)
+            u[leaving & (u <= EPS * u.max())] = 0
+            free &= u > 0
+            best = _least_squares(matrix, target, free)
+        u, refused = best, np.zeros(len(u), dtype=bool)
+    return u
+
+
+def _least_squares(matrix: Floats, target: Floats, free: NDArray[np.bool_]) -> Floats:
+    """Over the free columns; zero elsewhere."""
+    out = np.zeros(len(free))
+    out[free] = np.linalg.lstsq(matrix[:, free], target, rcond=None)[0]
+    return out
+
+
+def _polished(products: Floats, weights: Floats) -> Floats:
+    """The equality system on the support, from the Gram matrix itself rather than its factor, where that is nearer."""
+    support = np.flatnonzero(weights)
+    scale = products.diagonal()[support].max()
+    n = len(support)
+    system = np.ones((n + 1, n + 1))
+    system[:n, :n] = products[np.ix_(support, support)] / scale
+    system[n, n] = 0.0
+    solved = np.linalg.lstsq(system, np.eye(n + 1)[n], rcond=None)[0][:n]
+    if (solved < 0).any() or not solved.sum() > 0:
+        return weights
+    better = np.zeros_like(weights)
+    better[support] = solved / solved.sum()
+    return better if gap(products, better) < gap(products, weights) else weights
