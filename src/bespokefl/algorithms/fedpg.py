@@ -1,0 +1,457 @@
+"""FedPG and S-FedPG: a fair common descent direction, and personal ones that spare the others (ICCV 2023 submission).
+
+"Preserving Global Performance in Personalized Federated Learning". The G-model moves along d = -Q lam, the shortest
+vector in the hull of the clients' gradients and the gradient of F = -cos(L, 1), L the vector of their losses, so that
+to first order no loss and no unfairness rises. A P-model is one step from the G-model along d_i, the direction nearest
+to the client's own -g_i that does not hurt the others, or (gamma > 0) hurts them by at most the share gamma of what
+-g_i would; P-models never touch the G-model. S-FedPG finds the step by a line search (Algorithm 1).
+
+Only the supplement is public. Taken from its sibling papers FedMDFG (AAAI 2023) and FedLF (AAAI 2024): columns of one
+length (``scale``), the length of d (sigma), the window of absent clients (``tau``), beta. Ours: the personal
+direction's problem, ``grad_mode="pseudo"`` as a setting, and what is done where the supplement's Lemma 1 fails (a
+direction that lowers all losses need not lower F, then the hull contains 0): the fairness column is dropped for the
+round (``fair_dropped`` counts), then absent clients', the oldest first; if d is still 0 the model is stationary and
+stays. Clients whose gradient vanishes (below 1e-6) have no say in the round's direction and line search.
+``grad_mode="exact"`` differentiates in evaluation mode, as losses are measured, so BatchNorm statistics stay.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from bespokefl.algorithms.base import Algorithm
+from bespokefl.algorithms.hyper import hyper
+from bespokefl.cohort import Cohort, Uploads
+from bespokefl.errors import InputError, RunError
+from bespokefl.program import Call, Down, Phase, Program, ordered
+from bespokefl.scoring import hand_over
+from bespokefl.solvers import Floats, gram, min_norm, nearest_directions
+from bespokefl.task import Batch, Task
+from bespokefl.trees import (
+    Model,
+    Tree,
+    axpy,
+    combine,
+    concat,
+    drop,
+    leaves,
+    mean,
+    repeat,
+    rows,
+    scale,
+    shift,
+    stack,
+    tree_map,
+    where,
+    zeros,
+)
+
+ZERO_GRADIENT = 1e-6  # shorter gradients are left out: one of them in the hull would force d = 0
+STATIONARY = 1e-6  # d this much shorter than the mean gradient is rounding noise
+NO_FAIRNESS = 1e-8  # a fairness column this much shorter than the gradients: all losses are equal
+
+
+class Kept(NamedTuple):
+    """What a client keeps between exchanges and rounds."""
+
+    v: Model  # omega_i, its P-model
+    seen: Tensor  # 1 once it has one
+    m: Model  # momentum (opt_state="keep" only)
+    w: Model  # omega_t, the G-model of its last round (S-FedPG, or pm_base="persistent")
+    d: Model  # d', the common direction of its last round (S-FedPG)
+
+
+class Work(NamedTuple):
+    kept: Kept
+    x: Model  # the local copy of omega_t (pseudo)
+    m: Model
+    g: Model  # sum of the samples' gradients (exact)
+    loss: Tensor  # sum of the samples' losses at omega_t
+    n: Tensor
+
+
+class Trial(NamedTuple):
+    kept: Kept
+    x: Model  # omega_t + e d'
+    loss: Tensor
+    n: Tensor
+
+
+class Last(NamedTuple):
+    g: Model  # the raw gradient that a client last sent
+    loss: float
+    round: int
+
+
+class Server(NamedTuple):
+    w: Model  # omega_t, the G-model
+    last: dict[int, Last]  # by client
+    online: list[int]  # S_{t-1}
+    seen: list[int]  # clients that ever took part
+    step: float  # of the last round
+    fair_dropped: int  # rounds in which the fairness column had to go to leave a direction
+
+
+class Columns(NamedTuple):
+    """The vectors of a round, their inner products computed once."""
+
+    z: Model  # stacked: the online clients' gradients, the absent ones' (newest first), the fairness column
+    products: Floats  # their Gram matrix
+    losses: Floats  # of the online clients
+    kept: NDArray[np.bool_]  # which online gradients do not vanish
+    h: Floats  # of the fairness column; zeros where there is none
+    r: float | None  # the common length; None: as they are
+
+
+class Direction(NamedTuple):
+    d: Model  # d' = sigma d
+    sigma: float
+    slopes: Floats  # g_i.d' of the online clients
+    fair: bool  # whether the fairness column took part
+    fair_dropped: bool
+    moves: bool  # False: the model is stationary, d' = 0
+
+
+def unfairness(losses: Floats) -> float:
+    """F = -cos(L, 1); -1 where all losses are 0."""
+    size = float(np.linalg.norm(losses))
+    return -float(losses.sum()) / (size * np.sqrt(len(losses))) if size > 0 else -1.0
+
+
+def fairness_weights(losses: Floats) -> Floats:
+    """h with grad F = sum_i h_i g_i."""
+    size, root = np.linalg.norm(losses), np.sqrt(len(losses))
+    h: Floats = (losses.sum() * losses / (root * size**2) - 1 / root) / size
+    return h
+
+
+def lengths(stacked: Tree) -> Floats:
+    """The rows' norms, in float64."""
+    parts = [torch.linalg.vector_norm(v.reshape(v.shape[0], -1), dim=1, dtype=torch.float64) for v in leaves(stacked)]
+    found: Floats = torch.linalg.vector_norm(torch.stack(parts), dim=0).cpu().numpy()
+    return found
+
+
+@dataclass(frozen=True)
+class FedPG(Algorithm):
+    name: ClassVar[str] = "fedpg"
+    paper: ClassVar[str] = "Preserving Global Performance in Personalized Federated Learning, ICCV 2023 submission"
+
+    lr: float = hyper(0.1, "eta: step size of the server and of local SGD", above=0)
+    decay: float = hyper(0.999, "eta_t = eta decay^t", above=0, high=1)
+    gamma: float = hyper(0.0, "gamma: share of its own conflict with others that a P-model may cause", low=0, high=1)
+    grad_mode: Literal["pseudo", "exact"] = hyper(
+        "pseudo", "g_i: (omega_t - omega_i^E) / eta_t after E local epochs, or the gradient over all local samples"
+    )
+    scale: Literal["none", "mean", "median", "unit"] = hyper(
+        "mean", "r: common length of all columns, of the online gradients' norms (none: as they are)"
+    )
+    tau: int | None = hyper(None, "tau: rounds an absent client's gradient counts; nothing: floor(M / |S_t|)", low=0)
+    fair_angle: float = hyper(
+        0.0,
+        "the fairness column counts if the angle of L and 1 exceeds so many degrees or a loss rose (0: always)",
+        low=0,
+        high=90,
+    )
+    pers: Literal["project", "blend"] = hyper(
+        "project", "d_i(gamma): projection with bounds, or (1 - gamma) d_i(0) - gamma g_i"
+    )
+    pm_base: Literal["global", "persistent"] = hyper(
+        "global", "where d_i starts: omega_t, or the client's last P-model"
+    )
+    pm_eval: Literal["last", "rebuild"] = hyper(
+        "last", "the scored P-model: the last one sent, or one from fresh gradients of all clients (simulation only)"
+    )
+
+    def check(self, task: Task, n_clients: int, cohort_size: int) -> None:
+        if self.pm_eval == "rebuild" and self.pm_base == "persistent":
+            raise InputError('algorithm.pm_eval = "rebuild" builds P-models from the G-model; set pm_base = "global"')
+
+    def init(self, task: Task, x0: Model, n_clients: int, cohort_size: int) -> Server:
+        return Server(x0, {}, [], [], self.lr, 0)
+
+    def init_client(self, task: Task, x0: Model) -> Kept:
+        m = self.opt.init(task.params(x0)) if self.opt_state == "keep" else {}
+        return Kept(x0, torch.zeros(()), m, x0 if self.remembers_w else {}, task.params(x0) if self.searches else {})
+
+    @property
+    def searches(self) -> bool:
+        return False
+
+    @property
+    def remembers_w(self) -> bool:
+        return self.searches or self.pm_base == "persistent"
+
+    # the server --------------------------------------------------------------------------------------
+    def round(self, server: Server, cohort: Cohort) -> Server:
+        t, w = cohort.round, server.w
+        up = cohort.run(self.upload, shared=self.download(w, t))
+        ids = [int(i) for i in up.ids]
+        seen = sorted({*server.seen, *ids})
+        tau = len(seen) // len(ids) if self.tau is None else self.tau
+        columns = self.columns(up, self.absent(server, ids, t, tau), self.rose(server, up))
+        common = self.direction(columns)
+        step = self.find_step(server, up, columns, common, t)
+        self.send_personal(w, up, self.personal_directions(columns), step)
+
+        limit = len(cohort.everyone()) if self.tau is None else self.tau  # no gradient counts for longer
+        last = {j: l for j, l in server.last.items() if t + 1 - l.round <= limit}
+        for k, i in enumerate(ids):
+            last[i] = Last(tree_map(torch.clone, rows(up.g, k)), float(up.loss[k]), t)
+        new = shift(w, step, common.d) | mean(up.buffers, up.weights(self.weights))
+        return Server(new, last, ids, seen, step, server.fair_dropped + common.fair_dropped)
+
+    def download(self, w: Model, t: int) -> dict[str, Tree]:
+        return {"w": w} if self.grad_mode == "exact" else {"w": w, "eta": _scalar(self.eta(t), w)}
+
+    def eta(self, t: int) -> float:
+        return self.lr * self.decay**t
+
+    def absent(self, server: Server, online: Sequence[int], t: int, tau: int) -> list[Model]:
+        """The stored gradients of absent clients that still count, newest first, then by id."""
+        gone = [(t - l.round, j) for j, l in server.last.items() if j not in online and t - l.round <= tau]
+        return [server.last[j].g for _, j in sorted(gone)]
+
+    def rose(self, server: Server, up: Uploads) -> bool:
+        last = {int(i): server.last.get(int(i)) for i in up.ids}
+        return any(l is not None and float(up.loss[k]) > l.loss for k, l in enumerate(last.values()))
+
+    def columns(self, up: Uploads, absent: Sequence[Model], rose: bool) -> Columns:
+        """Q of the supplement, unscaled but for the fairness column sum_i h_i g^_i."""
+        losses: Floats = up.loss.double().cpu().numpy()
+        if losses.min() < -1e-6:
+            worst = int(losses.argmin())
+            raise RunError(f"{self.name} needs losses of at least 0; client {up.ids[worst]} has {losses[worst]:g}")
+        losses = np.maximum(losses, 0)  # a cross-entropy of 0 may come out as -1e-8
+        norms = lengths(up.g)
+        kept = norms >= ZERO_GRADIENT
+        r = self.length(norms[kept]) if kept.any() else None
+        h = np.zeros(len(losses))
+        if kept.sum() > 1 and np.linalg.norm(losses[kept]) >= 1e-12 and self.counts(losses[kept], rose):
+            h[kept] = fairness_weights(losses[kept])
+        size = np.ones_like(norms) if r is None else r / np.where(kept, norms, 1)
+        fair = mean(up.g, torch.as_tensor(h * size))
+        z = concat([up.g, *([stack(absent)] if absent else []), stack([fair])])
+        return Columns(z, gram(z), losses, kept, h, r)
+
+    def length(self, norms: Floats) -> float | None:
+        if self.scale == "none":
+            return None
+        return {"mean": float(norms.mean()), "median": float(np.median(norms)), "unit": 1.0}[self.scale]
+
+    def counts(self, losses: Floats, rose: bool) -> bool:
+        """FedMDFG's rule for when fairness matters, where it is asked for."""
+        angle = np.degrees(np.arccos(np.clip(-unfairness(losses), -1, 1)))
+        return self.fair_angle == 0 or rose or bool(angle > self.fair_angle)
+
+    def direction(self, c: Columns) -> Direction:
+        """d' = sigma d, d = -Q lam the shortest vector of the hull."""
+        norms, m = np.sqrt(c.products.diagonal()), len(c.losses)
+        size = np.ones_like(norms) if c.r is None else c.r / np.where(norms > 0, norms, 1)
+        online = np.flatnonzero(c.kept)
+        absent = m + np.flatnonzero(norms[m:-1] >= ZERO_GRADIENT)
+        if not len(online):
+            return self.stay(c)
+        # The fairness column has been summed from scaled gradients: its own length tells whether losses differ.
+        fair = c.h.any() and norms[-1] > NO_FAIRNESS * (size * norms)[online].max()
+        plain = np.zeros_like(norms)
+        plain[online] = size[online] / len(online)
+        reference = lengths(stack([_sum(plain, c.z)]))[0]  # |d_r|, d_r the averaged direction
+        last, dropped = [len(norms) - 1] if fair else [], False
+        while True:
+            chosen = np.concatenate([online, absent, last]).astype(np.int64)
+            scaled = c.products[np.ix_(chosen, chosen)] * size[chosen, None] * size[None, chosen]
+            weights = np.zeros_like(norms)
+            weights[chosen] = min_norm(scaled) * size[chosen]
+            d = scale(-1.0, _sum(weights, c.z))
+            found = lengths(stack([d]))[0]
+            if found > STATIONARY * reference:
+                sigma = max(1.0, reference / found)
+                slopes = -sigma * (c.products @ weights)[:m]
+                return Direction(scale(sigma, d), sigma, slopes, bool(last), dropped, True)
+            if last:
+                last, dropped = [], True
+            elif len(absent):
+                absent = absent[:-1]
+            else:
+                return self.stay(c)
+
+    def stay(self, c: Columns) -> Direction:
+        return Direction(zeros(rows(c.z, 0)), 1.0, np.zeros(len(c.losses)), False, False, False)
+
+    def personal_directions(self, c: Columns) -> Model:
+        """d_i(gamma) = -(g_i + sum_j nu_j g_j) of the online clients, stacked."""
+        m = len(c.losses)
+        project = self.pers == "project"
+        nu = nearest_directions(c.products[:-1, :-1], range(m), self.gamma if project else 0.0)
+        weights = np.zeros((m, len(c.products)))  # 0 for the fairness column
+        weights[:, :-1] = -nu if project else -(1 - self.gamma) * nu
+        weights[np.arange(m), np.arange(m)] = -1.0
+        d: Model = combine(torch.as_tensor(weights, device=leaves(c.z)[0].device), c.z)
+        return d
+
+    def find_step(self, server: Server, up: Uploads, c: Columns, common: Direction, t: int) -> float:
+        return self.eta(t)
+
+    def send_personal(self, w: Model, up: Uploads, own: Model, step: float) -> None:
+        if self.pm_base == "global":
+            up.cohort.run(self.receive, per_client={"x": self.p_models(w, up, own, step)})
+        else:
+            up.cohort.run(self.move, shared={"e": _scalar(step, w)}, per_client={"d": own, "buffers": up.buffers})
+
+    def p_models(self, w: Model, up: Uploads, own: Model, step: float) -> Model:
+        """omega_i = omega_t + eta_p d_i, with the buffers of the client's own training."""
+        models: Model = shift(repeat(w, len(up.ids)), step, own) | up.buffers
+        return models
+
+    def global_model(self, server: Server) -> Model:
+        return server.w
+
+    def personal_model(self, server: Server, cohort: Cohort) -> Call:
+        if self.pm_eval == "last":
+            return Call(Program(self.newest_or_own, (), hand_over), {"w": server.w})
+        up = cohort.everyone().run(self.upload, shared=self.download(server.w, cohort.round), write=False)
+        models = self.p_models(server.w, up, self.personal_directions(self.columns(up, (), False)), server.step)
+        place = {int(i): k for k, i in enumerate(up.ids)}
+        own = [rows(models, place[int(i)]) if int(i) in place else server.w for i in cohort.ids]
+        return Call(Program(self.rebuilt, (), hand_over), per_client={"w": stack(own)})
+
+    # one client: gradient and loss ---------------------------------------------------------------------
+    @property
+    def upload(self) -> Program:
+        whole = ordered("train", self.batch_size)
+        if self.grad_mode == "exact":
+            return Program(self.begin, (Phase(self.add_gradient, whole),), self.exact)
+        return Program(self.begin, (Phase(self.add_loss, whole), Phase(self.sgd, self.epochs)), self.pseudo)
+
+    def begin(self, task: Task, down: Down, kept: Kept) -> Work:
+        params = task.params(down.w)
+        if self.grad_mode == "exact":
+            return Work(kept, {}, {}, zeros(params), torch.zeros(()), torch.zeros(()))
+        m = kept.m if self.opt_state == "keep" else self.opt.init(params)
+        return Work(kept, down.w, m, {}, torch.zeros(()), torch.zeros(()))
+
+    def add_gradient(self, task: Task, down: Down, c: Work, batch: Batch) -> Work:
+        p = task.grad(down.w, batch, train=False)
+        return c._replace(g=axpy(batch.n, p.grad, c.g), loss=c.loss + batch.n * p.loss, n=c.n + batch.n)
+
+    def add_loss(self, task: Task, down: Down, c: Work, batch: Batch) -> Work:
+        return c._replace(loss=c.loss + batch.sum(task.losses(down.w, batch)), n=c.n + batch.n)
+
+    def sgd(self, task: Task, down: Down, c: Work, batch: Batch) -> Work:
+        p = task.grad(c.x, batch)
+        x, m = self.opt.step(c.x, p.grad, c.m, lr=down.eta)
+        return c._replace(x=x | p.buffers, m=m)
+
+    def exact(self, task: Task, down: Down, c: Work) -> tuple[dict[str, Tree], Kept]:
+        return {"g": scale(1 / c.n, c.g), "loss": c.loss / c.n, "buffers": {}}, self._kept(c.kept, down.w, c.kept.m)
+
+    def pseudo(self, task: Task, down: Down, c: Work) -> tuple[dict[str, Tree], Kept]:
+        g = {k: (down.w[k] - c.x[k]) / down.eta for k in task.names}
+        buffers = drop(c.x, task.names)
+        return {"g": g, "loss": c.loss / c.n, "buffers": buffers}, self._kept(c.kept, down.w, c.m)
+
+    def _kept(self, kept: Kept, w: Model, m: Model) -> Kept:
+        return kept._replace(m=m if self.opt_state == "keep" else {}, w=w if self.remembers_w else {})
+
+    # one client: its P-model ---------------------------------------------------------------------------
+    @property
+    def receive(self) -> Program:
+        return Program(self.take, (), self.keep)
+
+    @property
+    def move(self) -> Program:
+        return Program(self.along, (), self.keep)
+
+    def take(self, task: Task, down: Down, kept: Kept) -> Kept:
+        return kept._replace(v=down.x)
+
+    def along(self, task: Task, down: Down, kept: Kept) -> Kept:
+        base = where(kept.seen > 0, kept.v, kept.w)
+        return kept._replace(v=shift(base, down.e, down.d) | down.buffers)
+
+    def keep(self, task: Task, down: Down, kept: Kept) -> tuple[dict[str, Tree], Kept]:
+        return {}, kept._replace(seen=torch.ones(()))
+
+    def newest_or_own(self, task: Task, down: Down, kept: Kept) -> Model:
+        model: Model = where(kept.seen > 0, kept.v, down.w)
+        return model
+
+    def rebuilt(self, task: Task, down: Down, kept: Kept) -> Model:
+        model: Model = down.w
+        return model
+
+
+@dataclass(frozen=True)
+class SFedPG(FedPG):
+    name: ClassVar[str] = "s-fedpg"
+
+    s: int = hyper(1, "s: the search runs from 2^s eta_t down to 2^-s eta_t / sigma", low=0, high=30)
+    beta: float = hyper(1e-4, "beta: share of the first-order decrease that a step must reach", above=0, below=1)
+
+    @property
+    def searches(self) -> bool:
+        return True
+
+    def find_step(self, server: Server, up: Uploads, c: Columns, common: Direction, t: int) -> float:
+        """Algorithm 1: halve the step until every loss and F decrease enough."""
+        eta, w = self.eta(t), server.w
+        if not common.moves:
+            return eta
+        fair_slope = min(0.0, float(c.h @ common.slopes))  # scaled columns may let it come out positive
+        absent = not set(server.online) <= {int(i) for i in up.ids}
+        e, low = eta if absent else 2**self.s * eta, 2.0**-self.s * eta / common.sigma
+        tried: list[tuple[float, float, float]] = []  # step, mean loss there, mean loss at omega_t
+        while e >= low:
+            first = {} if tried else {"d": common.d}
+            told = up.cohort.run(self.trial if tried else self.first_trial, shared={"e": _scalar(e, w), **first})
+            here = told.align(torch.arange(len(up.ids))).numpy()  # somebody may fall silent in between
+            voters = here[c.kept[here]]
+            new: Floats = told.loss.double().cpu().numpy()[c.kept[here]]
+            if not len(voters):
+                break
+            old = c.losses[voters]
+            tried.append((e, float(new.mean()), float(old.mean())))
+            if (new <= old + self.beta * e * common.slopes[voters]).all() and (
+                not common.fair or unfairness(new) <= unfairness(old) + self.beta * e * fair_slope
+            ):
+                return e
+            e = e / 2
+        lower = [e for e, new_mean, old_mean in tried if new_mean < old_mean]
+        return max(lower) if lower else min(tried, key=lambda trial: trial[1], default=(eta,))[0]
+
+    # one client: the loss at omega_t + e d' --------------------------------------------------------------
+    @property
+    def first_trial(self) -> Program:
+        return Program(self.begin_search, (Phase(self.add_trial, ordered("train", self.batch_size)),), self.tell)
+
+    @property
+    def trial(self) -> Program:
+        return Program(self.begin_trial, (Phase(self.add_trial, ordered("train", self.batch_size)),), self.tell)
+
+    def begin_search(self, task: Task, down: Down, kept: Kept) -> Trial:
+        return self.begin_trial(task, down, kept._replace(d=down.d))
+
+    def begin_trial(self, task: Task, down: Down, kept: Kept) -> Trial:
+        return Trial(kept, shift(kept.w, down.e, kept.d), torch.zeros(()), torch.zeros(()))
+
+    def add_trial(self, task: Task, down: Down, c: Trial, batch: Batch) -> Trial:
+        return c._replace(loss=c.loss + batch.sum(task.losses(c.x, batch)), n=c.n + batch.n)
+
+    def tell(self, task: Task, down: Down, c: Trial) -> tuple[dict[str, Tree], Kept]:
+        """A step so long that the loss overflows is a bad step, not a broken client."""
+        return {"loss": torch.nan_to_num(c.loss / c.n, nan=1e30, posinf=1e30).clamp(max=1e30)}, c.kept
+
+
+def _scalar(value: float, like: Model) -> Tensor:
+    return leaves(like)[0].new_tensor(value)
+
+
+def _sum(weights: Floats, stacked: Model) -> Model:
+    total: Model = mean(stacked, torch.as_tensor(weights))
+    return total
