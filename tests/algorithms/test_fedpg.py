@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from bespokefl.algorithms.fedpg import FedPG, SFedPG, fairness_weights, unfairness
+from bespokefl.algorithms.fedpg import FedPG, SFedPG
 from bespokefl.data import FederatedData
+from bespokefl.descent import fairness_weights, unfairness
 from bespokefl.engines import Sequential, Vectorized
 from bespokefl.errors import InputError, RunError
 from bespokefl.federation import Federation
@@ -270,6 +271,23 @@ def test_who_never_took_part_has_the_newest_global_model() -> None:
     federation = squares(FedPG(lr=0.5, **EXACT), schedule=[[0]])
     federation.round()
     assert torch.equal(federation.client_model(1)["x"], federation.global_model()["x"])  # type: ignore[index]
+
+
+@ENGINES
+def test_backtracking_spares_the_others_at_a_finite_step(engine: Any) -> None:
+    """Without it, curvature raises the other client's loss (.85 > .625) even for gamma = 0."""
+    centres = np.array(G)
+    old = 0.5 * ((np.array(START) - centres) ** 2).sum(1)
+    risen = []
+    for backtrack in (False, True):
+        federation = squares(FedPG(lr=0.5, pers_backtrack=backtrack, **EXACT), engine)
+        federation.round()
+        models = federation.personal_models()["x"].numpy()
+        losses = 0.5 * ((models[:, None] - centres[None]) ** 2).sum(2)  # row: model, column: client
+        risen.append((losses > old + 1e-11)[~np.eye(2, dtype=bool)].any())
+    assert risen == [True, False]
+    with pytest.raises(InputError, match="needs gamma = 0"):
+        squares(FedPG(gamma=0.5, pers_backtrack=True))
 
 
 def test_rebuilt_models_are_fresh() -> None:

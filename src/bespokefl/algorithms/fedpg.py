@@ -21,16 +21,16 @@ from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from bespokefl.algorithms.base import Algorithm
 from bespokefl.algorithms.hyper import hyper
 from bespokefl.cohort import Cohort, Uploads
+from bespokefl.descent import ZERO_GRADIENT, Columns, Direction, common_direction, fairness_weights, lengths, unfairness
 from bespokefl.errors import InputError, RunError
 from bespokefl.program import Call, Down, Phase, Program, ordered
 from bespokefl.scoring import hand_over
-from bespokefl.solvers import Floats, gram, min_norm, nearest_directions
+from bespokefl.solvers import Floats, gram, nearest_directions
 from bespokefl.task import Batch, Task
 from bespokefl.trees import (
     Model,
@@ -51,9 +51,7 @@ from bespokefl.trees import (
     zeros,
 )
 
-ZERO_GRADIENT = 1e-6  # shorter gradients are left out: one of them in the hull would force d = 0
-STATIONARY = 1e-6  # d this much shorter than the mean gradient is rounding noise
-NO_FAIRNESS = 1e-8  # a fairness column this much shorter than the gradients: all losses are equal
+SLACK = 1e-12  # by which others' losses may rise under ``pers_backtrack``
 
 
 class Kept(NamedTuple):
@@ -82,6 +80,11 @@ class Trial(NamedTuple):
     n: Tensor
 
 
+class Scores(NamedTuple):
+    losses: Tensor  # sums over the samples, one per online client's P-model
+    n: Tensor
+
+
 class Last(NamedTuple):
     g: Model  # the raw gradient that a client last sent
     loss: float
@@ -97,44 +100,9 @@ class Server(NamedTuple):
     fair_dropped: int  # rounds in which the fairness column had to go to leave a direction
 
 
-class Columns(NamedTuple):
-    """The vectors of a round, their inner products computed once."""
-
-    z: Model  # stacked: the online clients' gradients, the absent ones' (newest first), the fairness column
-    products: Floats  # their Gram matrix
-    losses: Floats  # of the online clients
-    kept: NDArray[np.bool_]  # which online gradients do not vanish
-    h: Floats  # of the fairness column; zeros where there is none
-    r: float | None  # the common length; None: as they are
-
-
-class Direction(NamedTuple):
-    d: Model  # d' = sigma d
-    sigma: float
-    slopes: Floats  # g_i.d' of the online clients
-    fair: bool  # whether the fairness column took part
-    fair_dropped: bool
-    moves: bool  # False: the model is stationary, d' = 0
-
-
-def unfairness(losses: Floats) -> float:
-    """F = -cos(L, 1); -1 where all losses are 0."""
-    size = float(np.linalg.norm(losses))
-    return -float(losses.sum()) / (size * np.sqrt(len(losses))) if size > 0 else -1.0
-
-
-def fairness_weights(losses: Floats) -> Floats:
-    """h with grad F = sum_i h_i g_i."""
-    size, root = np.linalg.norm(losses), np.sqrt(len(losses))
-    h: Floats = (losses.sum() * losses / (root * size**2) - 1 / root) / size
-    return h
-
-
-def lengths(stacked: Tree) -> Floats:
-    """The rows' norms, in float64."""
-    parts = [torch.linalg.vector_norm(v.reshape(v.shape[0], -1), dim=1, dtype=torch.float64) for v in leaves(stacked)]
-    found: Floats = torch.linalg.vector_norm(torch.stack(parts), dim=0).cpu().numpy()
-    return found
+def finite(loss: Tensor) -> Tensor:
+    """A step so long that the loss overflows is a bad step, not a broken client."""
+    return torch.nan_to_num(loss, nan=1e30, posinf=1e30).clamp(max=1e30)
 
 
 @dataclass(frozen=True)
@@ -164,6 +132,9 @@ class FedPG(Algorithm):
     pm_base: Literal["global", "persistent"] = hyper(
         "global", "where d_i starts: omega_t, or the client's last P-model"
     )
+    pers_backtrack: bool = hyper(
+        False, "halve a P-model's step until no other online loss rises (gamma = 0; every client scores every P-model)"
+    )
     pm_eval: Literal["last", "rebuild"] = hyper(
         "last", "the scored P-model: the last one sent, or one from fresh gradients of all clients (simulation only)"
     )
@@ -171,6 +142,12 @@ class FedPG(Algorithm):
     def check(self, task: Task, n_clients: int, cohort_size: int) -> None:
         if self.pm_eval == "rebuild" and self.pm_base == "persistent":
             raise InputError('algorithm.pm_eval = "rebuild" builds P-models from the G-model; set pm_base = "global"')
+
+        if self.pers_backtrack and (self.gamma > 0 or self.pm_base == "persistent" or self.pm_eval == "rebuild"):
+            raise InputError(
+                'algorithm.pers_backtrack = true needs gamma = 0, pm_base = "global" and pm_eval = "last"; '
+                f'here they are {self.gamma:g}, "{self.pm_base}" and "{self.pm_eval}"'
+            )
 
     def init(self, task: Task, x0: Model, n_clients: int, cohort_size: int) -> Server:
         return Server(x0, {}, [], [], self.lr, 0)
@@ -195,9 +172,12 @@ class FedPG(Algorithm):
         seen = sorted({*server.seen, *ids})
         tau = len(seen) // len(ids) if self.tau is None else self.tau
         columns = self.columns(up, self.absent(server, ids, t, tau), self.rose(server, up))
-        common = self.direction(columns)
+        common = common_direction(columns)
         step = self.find_step(server, up, columns, common, t)
-        self.send_personal(w, up, self.personal_directions(columns), step)
+        own = self.personal_directions(columns)
+        if self.pers_backtrack:
+            own = self.spare_others(w, up, own, step)
+        self.send_personal(w, up, own, step)
 
         limit = len(cohort.everyone()) if self.tau is None else self.tau  # no gradient counts for longer
         last = {j: l for j, l in server.last.items() if t + 1 - l.round <= limit}
@@ -249,41 +229,6 @@ class FedPG(Algorithm):
         angle = np.degrees(np.arccos(np.clip(-unfairness(losses), -1, 1)))
         return self.fair_angle == 0 or rose or bool(angle > self.fair_angle)
 
-    def direction(self, c: Columns) -> Direction:
-        """d' = sigma d, d = -Q lam the shortest vector of the hull."""
-        norms, m = np.sqrt(c.products.diagonal()), len(c.losses)
-        size = np.ones_like(norms) if c.r is None else c.r / np.where(norms > 0, norms, 1)
-        online = np.flatnonzero(c.kept)
-        absent = m + np.flatnonzero(norms[m:-1] >= ZERO_GRADIENT)
-        if not len(online):
-            return self.stay(c)
-        # The fairness column has been summed from scaled gradients: its own length tells whether losses differ.
-        fair = c.h.any() and norms[-1] > NO_FAIRNESS * (size * norms)[online].max()
-        plain = np.zeros_like(norms)
-        plain[online] = size[online] / len(online)
-        reference = lengths(stack([_sum(plain, c.z)]))[0]  # |d_r|, d_r the averaged direction
-        last, dropped = [len(norms) - 1] if fair else [], False
-        while True:
-            chosen = np.concatenate([online, absent, last]).astype(np.int64)
-            scaled = c.products[np.ix_(chosen, chosen)] * size[chosen, None] * size[None, chosen]
-            weights = np.zeros_like(norms)
-            weights[chosen] = min_norm(scaled) * size[chosen]
-            d = scale(-1.0, _sum(weights, c.z))
-            found = lengths(stack([d]))[0]
-            if found > STATIONARY * reference:
-                sigma = max(1.0, reference / found)
-                slopes = -sigma * (c.products @ weights)[:m]
-                return Direction(scale(sigma, d), sigma, slopes, bool(last), dropped, True)
-            if last:
-                last, dropped = [], True
-            elif len(absent):
-                absent = absent[:-1]
-            else:
-                return self.stay(c)
-
-    def stay(self, c: Columns) -> Direction:
-        return Direction(zeros(rows(c.z, 0)), 1.0, np.zeros(len(c.losses)), False, False, False)
-
     def personal_directions(self, c: Columns) -> Model:
         """d_i(gamma) = -(g_i + sum_j nu_j g_j) of the online clients, stacked."""
         m = len(c.losses)
@@ -297,6 +242,23 @@ class FedPG(Algorithm):
 
     def find_step(self, server: Server, up: Uploads, c: Columns, common: Direction, t: int) -> float:
         return self.eta(t)
+
+    def spare_others(self, w: Model, up: Uploads, own: Model, step: float) -> Model:
+        """Directions halved until a step along d_i raises no other online client's loss; given up after 60 times."""
+        shares = torch.ones(len(up.ids), dtype=torch.float64)
+        allowed = up.loss.double().cpu() + SLACK
+        for _ in range(60):
+            tried = combine(torch.diag(shares).to(leaves(own)[0].device), own)
+            told = up.cohort.run(self.score_all, shared={"x": self.p_models(w, up, tried, step)}, write=False)
+            rises = told.loss.double().cpu() > told.align(allowed)[:, None]  # row: client j, column: P-model i
+            rises &= told.align(torch.arange(len(up.ids)))[:, None] != torch.arange(len(up.ids))
+            if not rises.any():
+                break
+            shares = torch.where(rises.any(0), shares / 2, shares)
+        else:
+            shares = torch.where(rises.any(0), torch.zeros_like(shares), shares)
+        spared: Model = combine(torch.diag(shares).to(leaves(own)[0].device), own)
+        return spared
 
     def send_personal(self, w: Model, up: Uploads, own: Model, step: float) -> None:
         if self.pm_base == "global":
@@ -378,6 +340,20 @@ class FedPG(Algorithm):
     def keep(self, task: Task, down: Down, kept: Kept) -> tuple[dict[str, Tree], Kept]:
         return {}, kept._replace(seen=torch.ones(()))
 
+    @property
+    def score_all(self) -> Program:
+        return Program(self.no_scores, (Phase(self.add_scores, ordered("train", self.batch_size)),), self.tell_scores)
+
+    def no_scores(self, task: Task, down: Down, kept: Kept) -> Scores:
+        return Scores(torch.zeros(leaves(down.x)[0].shape[0]), torch.zeros(()))
+
+    def add_scores(self, task: Task, down: Down, c: Scores, batch: Batch) -> Scores:
+        sums = [batch.sum(task.losses(rows(down.x, k), batch)) for k in range(leaves(down.x)[0].shape[0])]
+        return Scores(c.losses + torch.stack(sums), c.n + batch.n)
+
+    def tell_scores(self, task: Task, down: Down, c: Scores) -> tuple[dict[str, Tree], Tree]:
+        return {"loss": finite(c.losses / c.n)}, {}
+
     def newest_or_own(self, task: Task, down: Down, kept: Kept) -> Model:
         model: Model = where(kept.seen > 0, kept.v, down.w)
         return model
@@ -444,14 +420,8 @@ class SFedPG(FedPG):
         return c._replace(loss=c.loss + batch.sum(task.losses(c.x, batch)), n=c.n + batch.n)
 
     def tell(self, task: Task, down: Down, c: Trial) -> tuple[dict[str, Tree], Kept]:
-        """A step so long that the loss overflows is a bad step, not a broken client."""
-        return {"loss": torch.nan_to_num(c.loss / c.n, nan=1e30, posinf=1e30).clamp(max=1e30)}, c.kept
+        return {"loss": finite(c.loss / c.n)}, c.kept
 
 
 def _scalar(value: float, like: Model) -> Tensor:
     return leaves(like)[0].new_tensor(value)
-
-
-def _sum(weights: Floats, stacked: Model) -> Model:
-    total: Model = mean(stacked, torch.as_tensor(weights))
-    return total
