@@ -1,0 +1,189 @@
+"""PGFed and PGFedMo: personalise each client's global objective (Luo et al., ICCV 2023).
+
+Client i minimises F_i(theta_i) = f_i(theta_i) + mu sum_j alpha_ij f_j(theta_i), eq. (5), over its model and its own
+weights alpha_ij >= 0. f_j is a mean over samples (a sum would make mu depend on n_j). It is not at hand on client i and
+is replaced by its tangent f_j(theta_j) + grad_j . (theta_i - theta_j) at the model that client j last sent, eq. (8).
+So all that client i needs of the others is one vector, the auxiliary gradient g~_i =
+mu sum_j alpha_ij grad_j, eq. (13).
+The gradient of F_i by alpha_ij is a_j + mu grad_j . theta_i, with the intercept
+a_j = mu (f_j(theta_j) - grad_j . theta_j); its second part would need every grad_j on client i and is replaced by its
+mean over j. PGFedMo smooths the auxiliary gradient over the client's rounds, eq. (15).
+
+Index j ranges over the clients S_{t-1} that answered in the last round (client i itself, if it did). In the first round
+there is none, and training is FedAvg's. What is scored is theta_i, the client's model after its last local training.
+
+* Beyond the paper: alpha is projected on alpha >= 0 after every step, as in the authors' code; the recursion of
+  eq. (15) starts with the first auxiliary gradient that a client gets, unchanged, as in their code.
+* Unlike the authors' code: alpha moves after theta, as in Algorithm 1 (``alpha_order="code"`` for theirs); the closing
+  gradient is exact and in evaluation mode (``grad_pass="code"``: shuffled, train mode, without the last incomplete
+  batch; normalisation statistics of that pass are not kept); their beta was never in effect, because the name that
+  turns it on is refused by their own command line. The paper trains with momentum 0.9, their code keeps its buffers
+  over rounds (``opt_state="keep"``) and takes batches of 10.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from bespokefl.algorithms.base import Algorithm
+from bespokefl.algorithms.hyper import hyper
+from bespokefl.cohort import Cohort
+from bespokefl.program import Batches, Call, Down, Phase, Program, ordered
+from bespokefl.scoring import hand_over
+from bespokefl.task import Batch, Task
+from bespokefl.trees import Model, Tree, add, axpy, combine, dot, mean, scale, tree_map, where, zeros
+
+
+class Server(NamedTuple):
+    w: Model  # the global model
+    A: Tensor  # N x N, row i is alpha_i
+    ids: Tensor  # S_{t-1}, those who answered in the last round; none before the first
+    grads: Model  # their grad_j, stacked
+    a: Tensor  # their intercepts a_j
+
+
+class Kept(NamedTuple):
+    """What a client keeps between rounds."""
+
+    theta: Model  # its model after its last local training
+    m: Model  # momentum of SGD (opt_state="keep" only)
+    s: Model  # the last smoothed auxiliary gradient (PGFedMo only)
+    has_s: Tensor  # 1 once there is one
+
+
+class Training(NamedTuple):
+    x: Model  # theta
+    m: Model
+    s: Model  # the auxiliary gradient, constant during a round
+    has_s: Tensor
+    alpha: Tensor  # alpha_ij for j in S_{t-1}
+
+
+class FullPass(NamedTuple):
+    c: Training  # done
+    g: Model  # sums over samples: of gradients,
+    f: Tensor  # of losses,
+    n: Tensor  # and of ones
+
+
+@dataclass(frozen=True)
+class PGFed(Algorithm):
+    name: ClassVar[str] = "pgfed"
+    paper: ClassVar[str] = "Luo et al., PGFed: Personalize Each Client's Global Objective, ICCV 2023"
+
+    mu: float = hyper(0.1, "mu: weight of the other clients' risks, eq. (5)", low=0)
+    eta2: float = hyper(0.01, "eta_2: step size of alpha, Algorithm 1", low=0)
+    alpha_order: Literal["paper", "code"] = hyper("paper", "alpha moves after theta, or before it (authors' code)")
+    grad_pass: Literal["exact", "code"] = hyper(
+        "exact", "the closing gradient: of all samples in evaluation mode, or as in the authors' code"
+    )
+
+    def init(self, task: Task, x0: Model, n_clients: int, cohort_size: int) -> Server:
+        A = torch.full((n_clients, n_clients), 1 / cohort_size, dtype=task.dtype)
+        nobody = tree_map(lambda v: v.new_zeros(0, *v.shape), task.params(x0))
+        return Server(x0, A, torch.zeros(0, dtype=torch.int64), nobody, torch.zeros(0, dtype=task.dtype))
+
+    def init_client(self, task: Task, x0: Model) -> Kept:
+        return self.kept(x0, self.opt.init(task.params(x0)), zeros(task.params(x0)), torch.zeros((), dtype=task.dtype))
+
+    def round(self, server: Server, cohort: Cohort) -> Server:
+        i, j = torch.as_tensor(cohort.ids, device=server.A.device), server.ids
+        if len(j):
+            alpha = server.A[i][:, j]
+            g_bar = tree_map(lambda v: self.mu * v.mean(0), server.grads)
+            up = cohort.run(
+                self.train,
+                shared={"w": server.w, "g_bar": g_bar, "a": server.a},
+                per_client={"g_aux": combine(self.mu * alpha, server.grads), "alpha": alpha},  # eq. (13)
+            )
+        else:
+            up = cohort.run(self.first, shared={"w": server.w})
+        i, A = torch.as_tensor(up.ids, device=server.A.device), server.A.clone()
+        A[i[:, None], j] = up.alpha
+        return Server(mean(up.theta, up.weights(self.weights)), A, i, up.grad, up.a)
+
+    def global_model(self, server: Server) -> Model:
+        return server.w
+
+    def personal_model(self, server: Server, cohort: Cohort) -> Call:
+        return Call(Program(self.own, (), hand_over))
+
+    # one client --------------------------------------------------------------------------------------
+    @property
+    def first(self) -> Program:
+        """The first round: nothing is known of the others."""
+        return Program(self.begin_first, (Phase(self.plain_step, self.epochs), self.closing), self.finish)
+
+    @property
+    def train(self) -> Program:
+        return Program(self.begin, (Phase(self.step, self.epochs), self.closing), self.finish)
+
+    @property
+    def closing(self) -> Phase:
+        """One pass for grad_i and f_i at the last theta; it takes nothing from the stream of the training batches."""
+        batches = ordered("train", self.batch_size)
+        if self.grad_pass == "code":
+            batches = Batches("train", 1, self.batch_size, stream="gradient", drop_last=True)
+        return Phase(self.add_gradient, batches, self.enter_closing)
+
+    def begin_first(self, task: Task, down: Down, kept: Kept) -> Training:
+        return Training(down.w, self.momentum_of(task, down, kept), kept.s, kept.has_s, torch.zeros(0))
+
+    def begin(self, task: Task, down: Down, kept: Kept) -> Training:
+        s = self.auxiliary(down, kept)
+        return Training(down.w, self.momentum_of(task, down, kept), s, torch.ones(()), down.alpha)
+
+    def auxiliary(self, down: Down, kept: Kept) -> Model:
+        g_aux: Model = down.g_aux
+        return g_aux
+
+    def momentum_of(self, task: Task, down: Down, kept: Kept) -> Model:
+        return kept.m if self.opt_state == "keep" else self.opt.init(task.params(down.w))
+
+    def plain_step(self, task: Task, down: Down, c: Training, batch: Batch) -> Training:
+        p = task.grad(c.x, batch)
+        x, m = self.opt.step(c.x, p.grad, c.m)
+        return c._replace(x=x | p.buffers, m=m)
+
+    def step(self, task: Task, down: Down, c: Training, batch: Batch) -> Training:
+        p = task.grad(c.x, batch)
+        x, m = self.opt.step(c.x, add(p.grad, c.s), c.m)
+        theta = task.params(x if self.alpha_order == "paper" else c.x)
+        alpha = c.alpha - self.eta2 * (down.a + dot(down.g_bar, theta))
+        return c._replace(x=x | p.buffers, m=m, alpha=alpha.clamp(min=0))
+
+    def enter_closing(self, task: Task, down: Down, c: Training) -> FullPass:
+        return FullPass(c, zeros(task.params(c.x)), torch.zeros(()), torch.zeros(()))
+
+    def add_gradient(self, task: Task, down: Down, c: FullPass, batch: Batch) -> FullPass:
+        p = task.grad(c.c.x, batch, train=self.grad_pass == "code")
+        return FullPass(c.c, axpy(batch.n, p.grad, c.g), c.f + batch.n * p.loss, c.n + batch.n)
+
+    def finish(self, task: Task, down: Down, c: FullPass) -> tuple[dict[str, Tree], Kept]:
+        x, m, s, has_s, alpha = c.c
+        grad = scale(1 / c.n, c.g)
+        a = self.mu * (c.f / c.n - dot(grad, task.params(x)))
+        return {"theta": x, "grad": grad, "a": a, "alpha": alpha}, self.kept(x, m, s, has_s)
+
+    def kept(self, theta: Model, m: Model, s: Model, has_s: Tensor) -> Kept:
+        return Kept(theta, m if self.opt_state == "keep" else {}, {}, has_s)
+
+    def own(self, task: Task, down: Down, kept: Kept) -> Model:
+        return kept.theta
+
+
+@dataclass(frozen=True)
+class PGFedMo(PGFed):
+    name: ClassVar[str] = "pgfedmo"
+
+    beta: float = hyper(0.5, "beta: momentum of the auxiliary gradient, eq. (15)", low=0, below=1)
+
+    def auxiliary(self, down: Down, kept: Kept) -> Model:
+        smoothed = axpy(1 - self.beta, down.g_aux, scale(self.beta, kept.s))
+        s: Model = where(kept.has_s > 0, smoothed, down.g_aux)
+        return s
+
+    def kept(self, theta: Model, m: Model, s: Model, has_s: Tensor) -> Kept:
+        return super().kept(theta, m, s, has_s)._replace(s=s)
