@@ -1,0 +1,211 @@
+"""LG-Mix: mix each client's own update with the global one by their convergence rates (ICLR 2024).
+
+Client c trains its own model w_c and obtains dw_c; the server averages them, du = sum_c p_c dw_c, and moves its model,
+u <- u + eta_g du, which is never trained itself. Then w_c <- w_c + lambda_c dw_c + (1 - lambda_c) eta_g du, from
+the w_c of the round's start. Updates are mixed, not models: w_c and u differ after the first round.
+
+lambda_c comes from r_c = tr_c / (tr_c + tr_g), the local features' share of the energy: tr_c = sum_x |h_c(x)|^2 over
+all samples met in the round, h_c(x) being the head's input in the local model when it met x, before that step; tr_g is
+the same of u at the round's start. The sum is the trace of sum_x h h^T. Where both are 0, r = 1/2.
+
+* Unlike the paper: lambda is the mean of r over the client's rounds with the current one, as in the authors' code; the
+  paper's mean leaves the current one out and says nothing of the first (``history="past"``: r itself there);
+  ``"none"`` is the ablation, lambda = r. With fewer than all clients in a round, p_c is taken over the cohort, and
+  those absent stay as they are while u moves.
+* Unlike the authors' code: traces are uncentred, as in the paper; ``trace="code"`` centres the features and leaves out
+  the smallest singular value of their covariance, and can fall on the other side of 1/2. Several local epochs follow
+  one another (the code restores the weights before each).
+* As in the code: local features come from the training pass and global ones from one in evaluation mode, so that with
+  BatchNorm they differ even for equal weights (``features_mode="both_eval"``: both in evaluation mode); normalisation
+  statistics are averaged and mixed like weights.
+
+The server sends du, and clients follow u by themselves; if one of the cohort missed a round, all are sent u anew.
+The paper trains with lr 0.01, without momentum, one local epoch, all clients in every round.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from bespokefl.algorithms.base import Algorithm
+from bespokefl.algorithms.hyper import hyper
+from bespokefl.cohort import Cohort
+from bespokefl.errors import InputError
+from bespokefl.program import Call, Down, Phase, Program
+from bespokefl.scoring import hand_over
+from bespokefl.task import Batch, Task
+from bespokefl.trees import Model, Tree, add, mean, scale, sub, tree_map, zeros
+
+
+class Server(NamedTuple):
+    u: Model
+    follows: Tensor  # N: whether the client's copy of u is the newest
+
+
+class Kept(NamedTuple):
+    """What a client keeps between rounds, and between the two exchanges of a round."""
+
+    w: Model  # its own model
+    u: Model  # its copy of the global one
+    dw: Model  # its update, waiting to be mixed
+    r: Tensor  # the last ratio
+    r_sum: Tensor  # of the ratios of the rounds before,
+    rounds: Tensor  # and how many
+    m: Model  # momentum (opt_state="keep" only)
+
+
+class Moments(NamedTuple):
+    """Of the features met in a round (trace="code")."""
+
+    n: Tensor
+    sum: Tensor  # of h
+    second: Tensor  # sum of h h^T
+
+
+class Training(NamedTuple):
+    x: Model
+    m: Model
+    local: Tree  # energy of the local features so far: a sum of squares, or Moments
+    common: Tree  # of u's features
+    kept: Kept
+
+
+@dataclass(frozen=True)
+class LGMix(Algorithm):
+    name: ClassVar[str] = "lg-mix"
+    paper: ClassVar[str] = "Heterogeneous Personalized Federated Learning by Local-Global Updates Mixing, ICLR 2024"
+
+    eta_g: float = hyper(1.0, "eta_g: step size of the global update", above=0)
+    trace: Literal["paper", "code"] = hyper("paper", "energy of features: sum of squares, or as in the authors' code")
+    history: Literal["code", "past", "none"] = hyper(
+        "code", "lambda: mean of all ratios so far, of those before this round, or this round's alone"
+    )
+    features_mode: Literal["as_code", "both_eval"] = hyper(
+        "as_code", "local features of the training pass, or of one in evaluation mode as the global ones"
+    )
+
+    def check(self, task: Task, n_clients: int, cohort_size: int) -> None:
+        shape = tuple(task.initial[task.head[0]].shape)
+        if self.trace == "code" and (len(shape) != 2 or shape[1] < 2):
+            raise InputError(
+                "algorithm.trace = 'code' (lg-mix) drops one of the features' singular values: it needs a linear head "
+                f"with 2 inputs or more, and {task.head[0]!r} has the shape {shape}; use trace = 'paper'"
+            )
+
+    def init(self, task: Task, x0: Model, n_clients: int, cohort_size: int) -> Server:
+        return Server(x0, torch.ones(n_clients, dtype=torch.bool))
+
+    def init_client(self, task: Task, x0: Model) -> Kept:
+        zero = torch.zeros((), dtype=torch.float64)
+        m = self.opt.init(task.params(x0)) if self.opt_state == "keep" else {}
+        return Kept(x0, x0, zeros(x0), zero, zero, zero, m)
+
+    def round(self, server: Server, cohort: Cohort) -> Server:
+        if server.follows[cohort.ids].all():
+            up = cohort.run(self.train)
+        else:
+            up = cohort.run(self.train_anew, shared={"u": server.u})
+        du = scale(self.eta_g, mean(up.dw, up.weights(self.weights)))
+        mixed = up.cohort.run(self.mix, shared={"du": du})
+        follows = torch.zeros_like(server.follows)
+        follows[mixed.ids] = True
+        return Server(add(server.u, du), follows)
+
+    def global_model(self, server: Server) -> Model:
+        return server.u
+
+    def personal_model(self, server: Server, cohort: Cohort) -> Call:
+        return Call(Program(self.own, (), hand_over))
+
+    # one client trains -------------------------------------------------------------------------------
+    @property
+    def train(self) -> Program:
+        return Program(self.begin, (Phase(self.step, self.epochs),), self.finish)
+
+    @property
+    def train_anew(self) -> Program:
+        return Program(self.begin_anew, (Phase(self.step, self.epochs),), self.finish)
+
+    def begin(self, task: Task, down: Down, kept: Kept) -> Training:
+        m = kept.m if self.opt_state == "keep" else self.opt.init(task.params(kept.w))
+        return Training(kept.w, m, self.no_energy(task), self.no_energy(task), kept)
+
+    def begin_anew(self, task: Task, down: Down, kept: Kept) -> Training:
+        return self.begin(task, down, kept._replace(u=down.u))
+
+    def step(self, task: Task, down: Down, c: Training, batch: Batch) -> Training:
+        p = task.grad(c.x, batch)
+        h = p.h if self.features_mode == "as_code" else task.features(c.x, batch)
+        x, m = self.opt.step(c.x, p.grad, c.m)
+        local, common = self.plus(c.local, h, batch), self.plus(c.common, task.features(c.kept.u, batch), batch)
+        return Training(x | p.buffers, m, local, common, c.kept)
+
+    def finish(self, task: Task, down: Down, c: Training) -> tuple[dict[str, Tree], Kept]:
+        dw = sub(c.x, c.kept.w)
+        m = c.m if self.opt_state == "keep" else {}
+        r = share(self.energy(c.local), self.energy(c.common))
+        return {"dw": dw}, c.kept._replace(dw=dw, r=r, m=m)
+
+    # the energy of features, in float64 --------------------------------------------------------------
+    def no_energy(self, task: Task) -> Tree:
+        zero = torch.zeros((), dtype=torch.float64)
+        if self.trace == "paper":
+            return zero
+        width = task.initial[task.head[0]].shape[1]
+        none = torch.zeros(width, dtype=torch.float64)
+        return Moments(zero, none, none[:, None] * none)
+
+    def plus(self, energy: Tree, h: Tensor, batch: Batch) -> Tree:
+        h = h.flatten(1).double()
+        if self.trace == "paper":
+            return energy + batch.sum((h**2).sum(1))
+        counted = h if batch.weights is None else h * batch.weights.double()[:, None]
+        return Moments(energy.n + batch.n.double(), energy.sum + counted.sum(0), energy.second + h.T @ counted)
+
+    def energy(self, energy: Tree) -> Tensor:
+        total: Tensor = energy if self.trace == "paper" else variance_without_the_smallest(energy)
+        return total
+
+    # one client mixes --------------------------------------------------------------------------------
+    @property
+    def mix(self) -> Program:
+        return Program(self.take, (), self.mixed)
+
+    def take(self, task: Task, down: Down, kept: Kept) -> Kept:
+        return kept
+
+    def mixed(self, task: Task, down: Down, kept: Kept) -> tuple[dict[str, Tree], Kept]:
+        lam = self.lam(kept)
+
+        def one(w: Tensor, dw: Tensor, du: Tensor) -> Tensor:
+            own = lam.to(w.dtype)
+            return w + own * dw + (1 - own) * du
+
+        w, u = tree_map(one, kept.w, kept.dw, down.du), add(kept.u, down.du)
+        return {}, kept._replace(w=w, u=u, dw=zeros(kept.dw), r_sum=kept.r_sum + kept.r, rounds=kept.rounds + 1)
+
+    def lam(self, kept: Kept) -> Tensor:
+        """lambda_c, this round's r included in ``kept`` but not yet in its sum."""
+        if self.history == "none":
+            return kept.r
+        if self.history == "past":
+            return torch.where(kept.rounds > 0, kept.r_sum / kept.rounds.clamp(min=1), kept.r)
+        return (kept.r_sum + kept.r) / (kept.rounds + 1)
+
+    def own(self, task: Task, down: Down, kept: Kept) -> Model:
+        return kept.w
+
+
+def share(a: Tensor, b: Tensor) -> Tensor:
+    """a / (a + b), and 1/2 where both are 0."""
+    total = a + b
+    return torch.where(total > 0, a / torch.where(total > 0, total, torch.ones_like(total)), 0.5)
+
+
+def variance_without_the_smallest(t: Moments) -> Tensor:
+    """The singular values of the features' covariance (its eigenvalues), without the smallest, summed."""
+    centre = t.sum / t.n
+    values: Tensor = torch.linalg.eigvalsh(t.second / t.n - centre[:, None] * centre)  # ascending
+    return values[1:].clamp(min=0).sum()
