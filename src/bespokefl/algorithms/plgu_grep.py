@@ -1,0 +1,137 @@
+"""PLGU-GRep: a shared body made flat layer by layer, under heads that stay with their clients.
+
+Guo et al., How to Prevent the Poor Performance Clients for Personalized Federated Learning?, CVPR 2023, Algorithm 3. A
+client first trains its head h_i on the received body phi for K epochs; then one batch moves the body twice, by the
+gradient (eq. 11) and by the gradient at an LWSAM perturbation of where that led (eqs. 12, 13), each layer by the score
+of its first move (eq. 10). The server averages the bodies, 1/C each. A client's model is the newest body with its own
+head, the initial one if it never took part; the server, who never sees a head, has no model.
+
+Where the paper is not literal (the authors published no code):
+
+* Eq. (13) prints the unperturbed gradient, with which the perturbation would not matter: the perturbed one is meant.
+  Line 14 averages phi_i; the bodies after eq. (13) are meant, as in the authors' slides.
+* Eq. (10) uses phi_i before (11) defines it: ``score_from="step"`` takes that of (11); "previous" the body that the
+  client sent last (equal scores if it never did).
+* (12) takes a new gradient at phi_i; ``perturb_grad="reuse"`` takes that of (11), one backward pass less.
+* The scores are of the body's layers only, and renormalised to sum to 1.
+* With momentum (11) and (13) are two steps of an optimiser that is new in each round; ``opt_state`` is the head's.
+* The head is trained with the body in evaluation mode; running statistics are those of the pass of (11).
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from bespokefl.algorithms.base import Algorithm
+from bespokefl.algorithms.hyper import hyper
+from bespokefl.cohort import Cohort
+from bespokefl.errors import InputError
+from bespokefl.program import Call, Down, Phase, Program, shuffled
+from bespokefl.scoring import hand_over
+from bespokefl.sharpness import Part, equal_scores, layers_of, lwsam, scores
+from bespokefl.task import Batch, Task
+from bespokefl.trees import Model, Tree, drop, mean, pick, shift
+
+
+class Kept(NamedTuple):
+    h: Model  # the head
+    m: Model  # its momentum (opt_state="keep" only)
+    sent: Model  # the body sent last (score_from="previous" only)
+    seen: Tensor  # 1 once the client took part
+
+
+class Training(NamedTuple):
+    x: Model  # body and head
+    mh: Model  # momentum of the head
+    mb: Model  # momentum of the body
+    xi: Tensor  # scores against the body sent last (score_from="previous" only)
+
+
+@dataclass(frozen=True)
+class PLGUGRep(Algorithm):
+    name: ClassVar[str] = "plgu-grep"
+    paper: ClassVar[str] = "Guo et al., How to Prevent the Poor Performance Clients for Personalized FL?, CVPR 2023"
+
+    rho: float = hyper(0.05, "rho: radius of the perturbation, eq. (12)", low=0)
+    p: float = hyper(2.0, "p: norm of the perturbation, eq. (12)", above=1)
+    head_epochs: int | None = hyper(None, "K: epochs of the head; nothing: local_epochs", low=1)
+    body_steps: Literal["batch", "epoch"] = hyper("batch", "whether (11) to (13) see one batch or an epoch of them")
+    score_from: Literal["step", "previous"] = hyper("step", "phi_i in eq. (10): that of eq. (11), or the one sent last")
+    perturb_grad: Literal["fresh", "reuse"] = hyper("fresh", "gradient in eq. (12): at phi_i, or that of eq. (11)")
+    score_scale: Literal["sum1", "mean1"] = hyper("sum1", "xi: scores sum to 1, or have the mean 1")
+    norm_scope: Literal["global", "layer"] = hyper("global", "||g||: of the whole body, eq. (12), or of each layer")
+    grouping: Literal["module", "conv_norm"] = hyper("module", "a layer: a module, or a convolution with its norm")
+    weights: Literal["sample", "uniform"] = hyper("uniform", "p_i: aggregation by samples (n_i) or all clients alike")
+
+    def check(self, task: Task, n_clients: int, cohort_size: int) -> None:
+        if not task.body:
+            raise InputError(
+                f"algorithm.name = '{self.name}': the model has no trained layer before its head "
+                f"'{task.head_name}', so there is nothing to share; take a deeper model or name another head"
+            )
+
+    def init(self, task: Task, x0: Model, n_clients: int, cohort_size: int) -> Tree:
+        return {"phi": drop(x0, task.head)}
+
+    def init_client(self, task: Task, x0: Model) -> Kept:
+        h = pick(x0, task.head)
+        return self._kept(task, x0, self.opt.init(h), torch.zeros(()))
+
+    def round(self, server: Tree, cohort: Cohort) -> Tree:
+        up = cohort.run(self.train, shared={"phi": server["phi"]})
+        return {"phi": mean(up.phi, up.weights(self.weights))}  # Algorithm 3, line 14
+
+    def personal_model(self, server: Tree, cohort: Cohort) -> Call:
+        return Call(Program(self.own, (), hand_over), {"phi": server["phi"]})
+
+    # one client --------------------------------------------------------------------------------------
+    @property
+    def train(self) -> Program:
+        head = shuffled(self.head_epochs or self.local_epochs, self.batch_size, drop_last=self.drop_last)
+        steps = 1 if self.body_steps == "batch" else None
+        body = shuffled(1, self.batch_size, steps=steps, drop_last=self.drop_last)
+        return Program(self.begin, (Phase(self.head_step, head), Phase(self.body_step, body)), self.finish)
+
+    def begin(self, task: Task, down: Down, kept: Kept) -> Training:
+        x = self.own(task, down, kept)
+        mh = kept.m if self.opt_state == "keep" else self.opt.init(kept.h)
+        layers = self.layers(task)
+        xi = equal_scores(x[task.body[0]], layers, self.score_scale)
+        if self.score_from == "previous":
+            xi = torch.where(kept.seen > 0, scores(kept.sent, x, layers, self.score_scale), xi)
+        return Training(x, mh, self.opt.init(pick(x, task.body)), xi)
+
+    def head_step(self, task: Task, down: Down, c: Training, batch: Batch) -> Training:
+        """Lines 5 to 9: the body is fixed."""
+        p = task.grad(c.x, batch, task.head, train=False)
+        x, mh = self.opt.step(c.x, p.grad, c.mh)
+        return c._replace(x=x, mh=mh)
+
+    def body_step(self, task: Task, down: Down, c: Training, batch: Batch) -> Training:
+        """Lines 10 to 13: the head is fixed."""
+        layers = self.layers(task)
+        p = task.grad(c.x, batch, task.body)
+        x, mb = self.opt.step(c.x, p.grad, c.mb)  # eq. (11)
+        xi = scores(x, c.x, layers, self.score_scale) if self.score_from == "step" else c.xi  # eq. (10)
+        g = task.grad(x, batch, task.body).grad if self.perturb_grad == "fresh" else p.grad
+        epsilon = lwsam(g, xi, layers, self.rho, self.p, self.norm_scope)  # eq. (12)
+        q = task.grad(shift(x, 1.0, epsilon), batch, task.body)
+        x, mb = self.opt.step(x, q.grad, mb)  # eq. (13)
+        return Training(x | p.buffers, c.mh, mb, c.xi)
+
+    def finish(self, task: Task, down: Down, c: Training) -> tuple[dict[str, Tree], Kept]:
+        return {"phi": drop(c.x, task.head)}, self._kept(task, c.x, c.mh, torch.ones(()))
+
+    def own(self, task: Task, down: Down, kept: Kept) -> Model:
+        """The body received with the client's own head."""
+        parts = {**down.phi, **kept.h}
+        return {k: parts[k] for k in task.initial}
+
+    def layers(self, task: Task) -> tuple[Part, ...]:
+        return layers_of(task, self.grouping, task.body)
+
+    def _kept(self, task: Task, x: Model, m: Model, seen: Tensor) -> Kept:
+        sent = pick(x, task.body) if self.score_from == "previous" else {}
+        return Kept(pick(x, task.head), m if self.opt_state == "keep" else {}, sent, seen)

@@ -1,0 +1,134 @@
+"""PLGU-LF: the layers that drift most stay personal, and the global model is trained against layer-wise perturbations.
+
+Guo et al., How to Prevent the Poor Performance Clients for Personalized Federated Learning?, CVPR 2023, Algorithms 1
+and 2. A client scores its layers by their distance to w, keeps the D highest of its own theta_i, takes the rest from w,
+and trains two models on the same batches: theta_i by its gradient, its copy of w by the gradient at a point that LWSAM
+(eq. 5) has perturbed. The server adds the mean change of the copies, 1/C each, to w.
+
+Where the paper is not literal (the authors published no code):
+
+* The scores are renormalised to sum to 1; ||theta_l - w_l|| / dim(l) alone does not. With L layers and equal scores the
+  radius is then rho / L; ``score_scale="mean1"`` makes it rho.
+* The denominator of eq. (5) has the exponent 1/p, not p - 1. Eq. (4) as printed is SAM without any scores.
+* Algorithm 1 differentiates at w + epsilon but evaluates F at theta + epsilon: the latter is the default of
+  ``perturb_at``. Only "w" with rho = 0 leaves w on FedAvg's path whatever D is.
+* K counts batches in Algorithm 1 and epochs in the experiments: ``local_unit``.
+* D counts personal layers (Section 4, Fig. 5), not universal ones (Section 6.1); a model with fewer layers is all
+  personal. Personal layers are not overwritten by the server but train on, unless ``freeze_train`` is off.
+* Line 9 of Algorithm 2 prints w^{t+1} on both sides inside the client loop; w^t is meant, once per round.
+* Buffers (running statistics) follow their layer at the start; in training both models take those of the pass at theta,
+  never those of the perturbed one.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from bespokefl.algorithms.base import Algorithm
+from bespokefl.algorithms.hyper import hyper
+from bespokefl.cohort import Cohort
+from bespokefl.program import Batches, Call, Down, Phase, Program, shuffled
+from bespokefl.scoring import hand_over
+from bespokefl.sharpness import Part, largest, layers_of, lwsam, only, scores
+from bespokefl.task import Batch, Task
+from bespokefl.trees import Model, Tree, add, mean, shift, sub
+
+
+class Kept(NamedTuple):
+    theta: Model  # the personal model
+    m_theta: Model  # momenta (opt_state="keep" only)
+    m_w: Model
+
+
+class Training(NamedTuple):
+    theta: Model
+    w: Model  # the client's copy of the global model
+    m_theta: Model
+    m_w: Model
+    xi: Tensor  # scores of the layers, for the perturbation
+    per: Tensor  # which layers are personal
+
+
+@dataclass(frozen=True)
+class PLGULF(Algorithm):
+    name: ClassVar[str] = "plgu-lf"
+    paper: ClassVar[str] = "Guo et al., How to Prevent the Poor Performance Clients for Personalized FL?, CVPR 2023"
+
+    D: int = hyper(5, "D: number of personal layers, Algorithm 2", low=0)
+    rho: float = hyper(0.05, "rho: radius of the perturbation, eq. (5)", low=0)
+    p: float = hyper(2.0, "p: norm of the perturbation, eq. (5)", above=1)
+    perturb_at: Literal["theta", "w"] = hyper("theta", "where the perturbed gradient is taken, Algorithm 1")
+    perturb_layers: Literal["all", "universal"] = hyper("all", "Lambda: which layers are perturbed, eq. (5) or eq. (7)")
+    score_scale: Literal["sum1", "mean1"] = hyper("sum1", "xi: scores sum to 1, or have the mean 1")
+    norm_scope: Literal["global", "layer"] = hyper("global", "||g||: of the whole gradient, eq. (5), or of each layer")
+    grouping: Literal["module", "conv_norm"] = hyper("module", "a layer: a module, or a convolution with its norm")
+    freeze_train: bool = hyper(True, "whether personal layers are trained locally")
+    local_unit: Literal["epochs", "steps"] = hyper("epochs", "K: whether local_epochs counts epochs or batches")
+    weights: Literal["sample", "uniform"] = hyper("uniform", "p_i: aggregation by samples (n_i) or all clients alike")
+
+    def init(self, task: Task, x0: Model, n_clients: int, cohort_size: int) -> Tree:
+        return {"w": x0}
+
+    def init_client(self, task: Task, x0: Model) -> Kept:
+        m = self.opt.init(task.params(x0)) if self.opt_state == "keep" else {}
+        return Kept(x0, m, m)
+
+    def round(self, server: Tree, cohort: Cohort) -> Tree:
+        up = cohort.run(self.train, shared={"w": server["w"]})
+        return {"w": add(server["w"], mean(up.delta, up.weights(self.weights)))}  # Algorithm 2, line 9
+
+    def global_model(self, server: Tree) -> Model:
+        w: Model = server["w"]
+        return w
+
+    def personal_model(self, server: Tree, cohort: Cohort) -> Call:
+        return Call(Program(self.own, (), hand_over))
+
+    # one client --------------------------------------------------------------------------------------
+    @property
+    def train(self) -> Program:
+        return Program(self.begin, (Phase(self.step, self.local_batches),), self.finish)
+
+    @property
+    def local_batches(self) -> Batches:
+        steps = self.local_epochs if self.local_unit == "steps" else None
+        return shuffled(self.local_epochs, self.batch_size, steps=steps, drop_last=self.drop_last)
+
+    def begin(self, task: Task, down: Down, kept: Kept) -> Training:
+        """Algorithm 2, lines 3 to 5: score the layers and take the universal ones from w."""
+        layers = self.layers(task)
+        xi = scores(kept.theta, down.w, layers, self.score_scale)
+        per = largest(xi, self.D)
+        own = {k: torch.where(per[l], kept.theta[k], down.w[k]) for l, part in enumerate(layers) for k in sum(part, ())}
+        theta = {**down.w, **own}
+        xi = only(~per, xi) if self.perturb_layers == "universal" else xi
+        if self.opt_state == "keep":
+            return Training(theta, down.w, kept.m_theta, kept.m_w, xi, per)
+        m = self.opt.init(task.params(down.w))
+        return Training(theta, down.w, m, m, xi, per)
+
+    def step(self, task: Task, down: Down, c: Training, batch: Batch) -> Training:
+        """Algorithm 1: two gradients on one batch, the first gives the perturbation of the second."""
+        layers = self.layers(task)
+        p = task.grad(c.theta, batch)
+        epsilon = lwsam(p.grad, c.xi, layers, self.rho, self.p, self.norm_scope)
+        q = task.grad(shift(c.theta if self.perturb_at == "theta" else c.w, 1.0, epsilon), batch)
+        theta, m_theta = self.opt.step(c.theta, p.grad, c.m_theta)
+        w, m_w = self.opt.step(c.w, q.grad, c.m_w)
+        if not self.freeze_train:
+            theta |= {
+                k: torch.where(c.per[l], c.theta[k], theta[k]) for l, part in enumerate(layers) for k in part.params
+            }
+        return Training(theta | p.buffers, w | p.buffers, m_theta, m_w, c.xi, c.per)
+
+    def finish(self, task: Task, down: Down, c: Training) -> tuple[dict[str, Tree], Kept]:
+        keep = self.opt_state == "keep"
+        return {"delta": sub(c.w, down.w)}, Kept(c.theta, c.m_theta, c.m_w) if keep else Kept(c.theta, {}, {})
+
+    def own(self, task: Task, down: Down, kept: Kept) -> Model:
+        return kept.theta
+
+    def layers(self, task: Task) -> tuple[Part, ...]:
+        return layers_of(task, self.grouping)
