@@ -153,11 +153,17 @@ def test_kept_and_reset_momentum_differ_only_with_momentum(cls: type[Algorithm])
 
 
 # limits of the methods -------------------------------------------------------------------------------
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 @pytest.mark.parametrize(
-    ("engine", "opt_state"), [("sequential", "reset"), ("sequential", "keep"), ("vectorized", "keep")]
+    "training",
+    [
+        {"momentum": 0.0},
+        {"momentum": 0.9},
+        {"momentum": 0.9, "weight_decay": 0.01, "opt_state": "keep"},
+    ],
 )
-def test_fedprox_without_mu_is_fedavg_bit_for_bit(engine: str, opt_state: Any) -> None:
-    settings = {**TRAINING, "momentum": 0.9, "weight_decay": 0.01, "opt_state": opt_state}
+def test_fedprox_without_mu_is_fedavg_bit_for_bit(engine: str, training: dict[str, Any]) -> None:
+    settings = {**TRAINING, **training}
     runs = [federation(a, engine, participation=0.7) for a in (FedProx(**settings, mu=0.0), FedAvg(**settings))]
     for _ in range(2):
         for run in runs:

@@ -287,3 +287,26 @@ def test_one_engine_and_algorithm_serve_two_models_of_the_same_shapes(stack: int
     for activation in (nn.ReLU(), nn.Tanh()):
         expected = weights(activation, Vectorized(stack=stack), FedAvg())
         assert torch.equal(weights(activation, shared, algorithm), expected), activation
+
+
+@pytest.mark.parametrize(("dtype", "fused"), [(torch.float32, True), (torch.float64, False)])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_gradients_of_linear_layers_add_into_the_carry(dtype: torch.dtype, fused: bool, momentum: float) -> None:
+    """SGD on y = x w in float32 needs no memory for the gradient; float64 keeps the operations as they are written."""
+    generator = torch.Generator().manual_seed(0)
+    w, m, x, g = (torch.randn(*shape, generator=generator, dtype=dtype) for shape in ((4, 3), (4, 3), (8, 4), (8, 3)))
+
+    def step(carry: tuple[Tensor, Tensor], x: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+        w, m = carry
+        gradient = x.T @ g
+        if momentum:
+            m = torch.add(gradient, m, alpha=momentum)
+            gradient = m
+        return torch.sub(w, gradient, alpha=0.1), m
+
+    wanted = step((w, m), x, g)
+    graph = Graph(step, ((w, m), x, g), carry=True)
+    got = graph.tree(graph([w.clone(), m.clone(), x, g]))
+    assert ("addmm_" in str(graph._run.__self__.code)) == fused
+    for a, b in zip(got, wanted, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-6 if fused else 0, atol=1e-6 if fused else 0)
