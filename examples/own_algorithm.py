@@ -12,7 +12,7 @@ from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
-from bespokefl.algorithms import Algorithm
+from bespokefl.algorithms import Algorithm, Setup
 from bespokefl.algorithms.hyper import hyper
 from bespokefl.cohort import Cohort
 from bespokefl.errors import InputError
@@ -34,11 +34,11 @@ class Scaffold(Algorithm):
 
     eta_g: float = hyper(1.0, "eta_g: step size of the server, line 16", above=0)
 
-    def check(self, task: Task, n_clients: int, cohort_size: int) -> None:
+    def check(self, task: Task, setup: Setup) -> None:
         if self.momentum:
             raise InputError(f"algorithm.momentum = {self.momentum}: c_i assumes plain SGD (line 12, II); set it to 0")
 
-    def init(self, task: Task, x0: Model, n_clients: int, cohort_size: int) -> Tree:
+    def init(self, task: Task, x0: Model, setup: Setup) -> Tree:
         return {"w": x0, "c": zeros(task.params(x0))}
 
     def init_client(self, task: Task, x0: Model) -> Model:

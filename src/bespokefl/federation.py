@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from bespokefl import trees
-from bespokefl.algorithms.base import Algorithm
+from bespokefl.algorithms.base import Algorithm, Setup
 from bespokefl.cohort import Cohort, Ledger, Site
 from bespokefl.data.federated import FederatedData
 from bespokefl.engines import Engine, build_engine
@@ -20,7 +21,7 @@ from bespokefl.errors import InputError
 from bespokefl.metrics import summarise
 from bespokefl.program import Call, Program, Rows
 from bespokefl.rng import stream
-from bespokefl.scoring import GLOBAL_MODEL, Evaluation, Scoring
+from bespokefl.scoring import GLOBAL_MODEL, Evaluation, Scoring, network_outputs
 from bespokefl.serial import pack, unpack
 from bespokefl.states import ClientStates
 from bespokefl.task import Task
@@ -113,13 +114,14 @@ class Federation:
         self.schedule = schedule
         self.rounds_done = 0
         x0 = self._initial(initial)
-        algorithm.check(self.task, data.clients, self.cohort_size)
+        setup = Setup(data.clients, self.cohort_size, seed, bool(data.sizes("val").any()))
+        algorithm.check(self.task, setup)
         with torch.device(self.engine.device):
-            self.server: Tree = algorithm.init(self.task, x0, data.clients, self.cohort_size)
+            self.server: Tree = algorithm.init(self.task, x0, setup)
             states = ClientStates(algorithm.init_client(self.task, x0))
         resident = Resident(data, self.engine.device, self.task.dtype)
         self.site = Site(self.task, resident, data.splits, data.sizes("train"), self.engine, states, seed)
-        self._scorings: dict[tuple[Program, str], Scoring] = {}
+        self._scorings: dict[tuple[Program, str, str], Scoring] = {}
 
     # rounds ------------------------------------------------------------------------------------------
     def round(self, clients: Iterable[int] | None = None, silent: Collection[int] = ()) -> RoundRecord:
@@ -216,9 +218,18 @@ class Federation:
         parts = []
         for cohort in self._cohorts(clients):
             call = self._personal(cohort) if model == "personal" else self._global()
-            found, tally = self._read(self._scored(call, split), cohort, splits)
+            found, tally = self._read(self._scored(call, split, model), cohort, splits)
             parts.append(_evaluation(cohort.ids, found, tally, self.task.classifies))
         return Evaluation(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
+
+    def facts(self) -> dict[str, NDArray[Any]]:
+        """What the algorithm shows of its state: arrays of the server, and of the clients stacked by id."""
+        found = {k: v.detach().cpu().numpy() for k, v in self.algorithm.server_facts(self.server).items()}
+        if self.algorithm.client_facts(self.task, self.server, self.site.states.initial):
+            one = partial(self.algorithm.client_facts, self.task, self.server)
+            parts = [torch.func.vmap(one)(self.site.states.gather(c.ids)) for c in self._cohorts(None)]
+            found |= {k: v.cpu().numpy() for k, v in trees.concat(parts).items()}
+        return found
 
     def _personal(self, cohort: Cohort) -> Call:
         with torch.device(self.engine.device):
@@ -230,10 +241,11 @@ class Federation:
             raise InputError(f"{type(self.algorithm).__name__} has no global model to score")
         return Call(GLOBAL_MODEL, {"w": w})
 
-    def _scored(self, call: Call, split: str) -> Call:
-        key = (call.program, split)
+    def _scored(self, call: Call, split: str, model: str) -> Call:
+        key = (call.program, split, model)
         if key not in self._scorings:
-            self._scorings[key] = Scoring(call.program, split, SCORING_BATCH)
+            outputs = self.algorithm.outputs if model == "personal" else network_outputs
+            self._scorings[key] = Scoring(call.program, split, SCORING_BATCH, outputs)
         return call._replace(program=self._scorings[key].program)
 
     def _read(self, call: Call, cohort: Cohort, splits: dict[str, Any] | None = None) -> tuple[Rows, dict[str, Tree]]:

@@ -6,10 +6,8 @@ the meta device); its parameters are a dict of tensors that the caller keeps.
 """
 
 import math
-import zlib
 from collections.abc import Mapping
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vjp
@@ -49,14 +47,6 @@ def initial_parameters(net: nn.Module, seed: int, like: Tensor) -> Model:
                 bound = 1 / math.sqrt(layer.in_features)
                 phi[f"{name}.{k}"] = torch.as_tensor(draws.uniform(-bound, bound, tuple(v.shape))).to(like)
     return phi
-
-
-def checksum(x: Model) -> int:
-    """A number that tells initial models apart: what is drawn beside a model is keyed by it, and so by its seed."""
-    value = 0
-    for v in x.values():
-        value = zlib.crc32(np.ascontiguousarray(v.detach().cpu().float().numpy()).tobytes(), value)
-    return value
 
 
 def generate(net: nn.Module, phi: Model, v: Tensor) -> Model:

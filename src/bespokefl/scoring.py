@@ -1,5 +1,6 @@
 """Scoring a client's model: the program that makes the model, with a scoring phase behind it. Nothing is written."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -10,6 +11,8 @@ from torch import Tensor
 from bespokefl.program import Down, Phase, Program, ordered
 from bespokefl.task import Batch, Task, hit
 from bespokefl.trees import Model, Tree
+
+Outputs = Callable[[Task, Model, Batch], Tensor]
 
 
 class Evaluation(NamedTuple):
@@ -34,8 +37,8 @@ class Scoring:
     One object per program, so that engines recognise its functions from one evaluation to the next.
     """
 
-    def __init__(self, program: Program, split: str, size: int | None) -> None:
-        self._made_by = program
+    def __init__(self, program: Program, split: str, size: int | None, outputs: Outputs) -> None:
+        self._made_by, self._outputs = program, outputs
         self.program = Program(
             program.begin, (*program.phases, Phase(self.add, ordered(split, size), self.enter)), self.finish
         )
@@ -45,13 +48,18 @@ class Scoring:
         return Tally(self._made_by.finish(task, down, carry)[0]["model"], zero, zero, zero)
 
     def add(self, task: Task, down: Down, c: Tally, batch: Batch) -> Tally:
-        out = task.apply(c.model, batch)[0]
+        out = self._outputs(task, c.model, batch)
         hits = batch.sum(hit(out, batch.y)) if task.classifies else torch.zeros(())
         loss = batch.sum(task.per_sample(out, batch.y))
         return Tally(c.model, c.hits + hits.double(), c.loss + loss.double(), c.n + batch.n.double())
 
     def finish(self, task: Task, down: Down, c: Tally) -> tuple[dict[str, Tree], Tree]:
         return {"hits": c.hits, "loss": c.loss, "n": c.n}, {}
+
+
+def network_outputs(task: Task, model: Model, batch: Batch) -> Tensor:
+    """What the network itself answers."""
+    return task.apply(model, batch)[0]
 
 
 def hand_over(task: Task, down: Down, model: Model) -> tuple[dict[str, Tree], Tree]:

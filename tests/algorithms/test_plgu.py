@@ -221,8 +221,8 @@ def test_lf_perturbed_at_w_without_rho_is_fedavg_whatever_is_personal() -> None:
 
 
 @both_engines
-@pytest.mark.parametrize("D", [0, 1, 2, 7])
-def test_lf_first_round_is_sam_for_every_D(engine: str, D: int) -> None:
+@pytest.mark.parametrize("D", [0, 1, 2, None])
+def test_lf_first_round_is_sam_for_every_D(engine: str, D: int | None) -> None:
     """theta_i = w and equal scores: SAM with the radius rho / L, or rho with mean1."""
     for scale, radius in (("sum1", 0.25), ("mean1", 0.5)):
         run = on_pair(PLGULF(**FULL, local_epochs=1, rho=0.5, D=D, score_scale=scale), engine)  # type: ignore[arg-type]
@@ -239,7 +239,7 @@ def test_lf_first_round_is_sam_for_every_D(engine: str, D: int) -> None:
 
 
 def test_lf_first_round_is_the_same_for_every_D_with_more_steps() -> None:
-    models = [rounds(federation(PLGULF(**TRAINING, D=D)), 1).server["w"] for D in (0, 2, 5)]
+    models = [rounds(federation(PLGULF(**TRAINING, D=D)), 1).server["w"] for D in (0, 2, None)]
     assert_equal(models[0], models[1])
     assert_equal(models[0], models[2])
     later = [rounds(federation(PLGULF(**TRAINING, D=D)), 2).server["w"] for D in (0, 2)]
@@ -247,8 +247,8 @@ def test_lf_first_round_is_the_same_for_every_D_with_more_steps() -> None:
 
 
 @both_engines
-@pytest.mark.parametrize("D", [0, 1, 2, 5])
-def test_lf_starts_from_w_and_D_own_layers_exactly(engine: str, D: int) -> None:
+@pytest.mark.parametrize("D", [0, 1, 2, 3, None])
+def test_lf_starts_from_w_and_D_own_layers_exactly(engine: str, D: int | None) -> None:
     run = federation(PLGULF(**TRAINING, D=D, rho=0.1), engine)
     run.round()
     run.round(clients=[0, 1])
@@ -261,8 +261,13 @@ def test_lf_starts_from_w_and_D_own_layers_exactly(engine: str, D: int) -> None:
     start = still.client_model(2)
     from_own = {k for k in w if torch.equal(start[k], own[k])}
     from_w = {k for k in w if torch.equal(start[k], w[k])}
-    assert len(from_own) == 2 * min(D, 3) and from_own | from_w == set(w) and not from_own & from_w
+    assert len(from_own) == 2 * (3 if D is None else D) and from_own | from_w == set(w) and not from_own & from_w
     assert_equal(still.server["w"], w)
+
+
+def test_lf_refuses_more_personal_layers_than_there_are() -> None:
+    with pytest.raises(InputError, match=r"algorithm\.D = 4 .* from 0 to 3"):
+        federation(PLGULF(**TRAINING, D=4))
 
 
 def test_lf_one_layer_is_sam() -> None:

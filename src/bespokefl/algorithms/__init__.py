@@ -6,11 +6,11 @@ import pkgutil
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from bespokefl.algorithms.base import Algorithm
+from bespokefl.algorithms.base import Algorithm, Setup, Training
 from bespokefl.algorithms.hyper import HyperParameter, checked, hyperparameters
 from bespokefl.errors import InputError, unknown_name
 
-__all__ = ["ALGORITHMS", "Algorithm", "AlgorithmSpec", "build_algorithm"]
+__all__ = ["ALGORITHMS", "Algorithm", "AlgorithmSpec", "Setup", "Training", "build_algorithm"]
 
 
 class AlgorithmSpec(NamedTuple):

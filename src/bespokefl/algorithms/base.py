@@ -2,14 +2,32 @@
 
 import sys
 from dataclasses import dataclass, fields
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple
+
+from torch import Tensor
 
 from bespokefl.algorithms.hyper import checked, hyper
 from bespokefl.cohort import Cohort
 from bespokefl.optim import SGD
 from bespokefl.program import Batches, Call, shuffled
-from bespokefl.task import Task
+from bespokefl.task import Batch, Pass, Task
 from bespokefl.trees import Model, Tree
+
+
+class Setup(NamedTuple):
+    """The federation that an algorithm is to serve."""
+
+    clients: int  # N
+    cohort_size: int  # clients asked in a round
+    seed: int
+    validates: bool  # whether some client has validation samples
+
+
+class Training(NamedTuple):
+    """A model in local training."""
+
+    x: Model
+    m: Model  # momentum
 
 
 @dataclass(frozen=True)
@@ -38,7 +56,7 @@ class Algorithm:
             object.__setattr__(self, name, value)
 
     # the server --------------------------------------------------------------------------------------
-    def init(self, task: Task, x0: Model, n_clients: int, cohort_size: int) -> Tree:
+    def init(self, task: Task, x0: Model, setup: Setup) -> Tree:
         """The server's state before the first round."""
         return {}
 
@@ -58,8 +76,21 @@ class Algorithm:
         """The server's model; nothing where the method has none."""
         return None
 
-    def check(self, task: Task, n_clients: int, cohort_size: int) -> None:
+    def check(self, task: Task, setup: Setup) -> None:
         """Refuses (InputError) hyper-parameters that do not fit the model or the federation."""
+
+    # what is seen of it ------------------------------------------------------------------------------
+    def outputs(self, task: Task, model: Model, batch: Batch) -> Tensor:
+        """What a personal model answers; a method whose personal model is more than one network says how."""
+        return task.apply(model, batch)[0]
+
+    def server_facts(self, server: Tree) -> dict[str, Tensor]:
+        """What people look at in the server's state (PGFed's matrix A), recorded in evaluated rounds."""
+        return {}
+
+    def client_facts(self, task: Task, server: Tree, kept: Tree) -> dict[str, Tensor]:
+        """The same of ONE client's state (LG-Mix's lambda), without branches on tensors; NaN where there is none."""
+        return {}
 
     # pieces of a client's program --------------------------------------------------------------------
     @property
@@ -69,6 +100,19 @@ class Algorithm:
     @property
     def epochs(self) -> Batches:
         return shuffled(self.local_epochs, self.batch_size, drop_last=self.drop_last)
+
+    def momentum_at_start(self, kept: Model, params: Model) -> Model:
+        """The buffers that a round's training of ``params`` begins with."""
+        return kept if self.opt_state == "keep" else self.opt.init(params)
+
+    def momentum_to_keep(self, m: Model) -> Model:
+        """What of the buffers goes into a client's state."""
+        return m if self.opt_state == "keep" else {}
+
+    def descend(self, c: Training, p: Pass) -> Training:
+        """One step of SGD along a pass's gradient, with its new buffers."""
+        x, m = self.opt.step(c.x, p.grad, c.m)
+        return Training(x | p.buffers, m)
 
     @classmethod
     def named_tuples(cls) -> dict[str, type]:

@@ -8,7 +8,7 @@ As in the authors' code both updates of a step share the batch, and the global a
 from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple
 
-from bespokefl.algorithms.base import Algorithm
+from bespokefl.algorithms.base import Algorithm, Setup
 from bespokefl.algorithms.hyper import hyper
 from bespokefl.cohort import Cohort
 from bespokefl.program import Call, Down, Phase, Program
@@ -38,11 +38,11 @@ class Ditto(Algorithm):
     lam: float = hyper(1.0, "lambda: pull of the personal model towards the global one, eq. (1)", low=0)
     weights: Literal["sample", "uniform"] = hyper("uniform", "p_i: aggregation by samples (n_i) or all clients alike")
 
-    def init(self, task: Task, x0: Model, n_clients: int, cohort_size: int) -> Tree:
+    def init(self, task: Task, x0: Model, setup: Setup) -> Tree:
         return {"w": x0}
 
     def init_client(self, task: Task, x0: Model) -> Kept:
-        m = self.opt.init(task.params(x0)) if self.opt_state == "keep" else {}
+        m = self.momentum_to_keep(self.opt.init(task.params(x0)))
         return Kept(x0, m, m)
 
     def round(self, server: Tree, cohort: Cohort) -> Tree:
@@ -62,10 +62,8 @@ class Ditto(Algorithm):
         return Program(self.begin, (Phase(self.step, self.epochs),), self.finish)
 
     def begin(self, task: Task, down: Down, kept: Kept) -> Two:
-        if self.opt_state == "keep":
-            return Two(down.w, kept.v, kept.mx, kept.mv)
-        m = self.opt.init(task.params(down.w))
-        return Two(down.w, kept.v, m, m)
+        params = task.params(down.w)
+        return Two(down.w, kept.v, self.momentum_at_start(kept.mx, params), self.momentum_at_start(kept.mv, params))
 
     def step(self, task: Task, down: Down, c: Two, batch: Batch) -> Two:
         p, q = task.grad(c.x, batch), task.grad(c.v, batch)
@@ -74,7 +72,7 @@ class Ditto(Algorithm):
         return Two(x | p.buffers, v | q.buffers, mx, mv)
 
     def finish(self, task: Task, down: Down, c: Two) -> tuple[dict[str, Tree], Kept]:
-        return {"x": c.x}, Kept(c.v, c.mx, c.mv) if self.opt_state == "keep" else Kept(c.v, {}, {})
+        return {"x": c.x}, Kept(c.v, self.momentum_to_keep(c.mx), self.momentum_to_keep(c.mv))
 
     def own(self, task: Task, down: Down, kept: Kept) -> Model:
         return kept.v

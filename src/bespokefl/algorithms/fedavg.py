@@ -17,7 +17,7 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from bespokefl.algorithms.base import Algorithm
+from bespokefl.algorithms.base import Algorithm, Setup, Training
 from bespokefl.algorithms.hyper import hyper
 from bespokefl.cohort import Cohort
 from bespokefl.program import Batches, Call, Down, Phase, Program
@@ -34,11 +34,6 @@ class Kept(NamedTuple):
     seen: Tensor  # 1 once it took part
 
 
-class Training(NamedTuple):
-    x: Model
-    m: Model
-
-
 @dataclass(frozen=True)
 class FedAvg(Algorithm):
     name: ClassVar[str] = "fedavg"
@@ -49,7 +44,7 @@ class FedAvg(Algorithm):
     )
     finetune_epochs: int = hyper(1, 'epochs of fine-tuning at evaluation (personal="finetune")', low=1)
 
-    def init(self, task: Task, x0: Model, n_clients: int, cohort_size: int) -> Tree:
+    def init(self, task: Task, x0: Model, setup: Setup) -> Tree:
         return {"w": x0}
 
     def init_client(self, task: Task, x0: Model) -> Kept:
@@ -73,12 +68,10 @@ class FedAvg(Algorithm):
         return Program(self.begin, (Phase(self.step, self.epochs),), self.finish)
 
     def begin(self, task: Task, down: Down, kept: Kept) -> Training:
-        return Training(down.w, kept.m if self.opt_state == "keep" else self.opt.init(task.params(down.w)))
+        return Training(down.w, self.momentum_at_start(kept.m, task.params(down.w)))
 
     def step(self, task: Task, down: Down, c: Training, batch: Batch) -> Training:
-        p = self.gradient(task, down, c.x, batch)
-        x, m = self.opt.step(c.x, p.grad, c.m)
-        return Training(x | p.buffers, m)
+        return self.descend(c, self.gradient(task, down, c.x, batch))
 
     def gradient(self, task: Task, down: Down, x: Model, batch: Batch) -> Pass:
         """The local objective's gradient, f_i here; methods that only change the objective change this."""
@@ -88,7 +81,7 @@ class FedAvg(Algorithm):
         return {"x": c.x}, self._kept(c.x, c.m, torch.ones(()))
 
     def _kept(self, x: Model, m: Model, seen: Tensor) -> Kept:
-        return Kept(x if self.personal == "local_before_agg" else {}, m if self.opt_state == "keep" else {}, seen)
+        return Kept(x if self.personal == "local_before_agg" else {}, self.momentum_to_keep(m), seen)
 
     # the scored model --------------------------------------------------------------------------------
     @property

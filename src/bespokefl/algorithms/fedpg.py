@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bespokefl.algorithms.base import Algorithm
+from bespokefl.algorithms.base import Algorithm, Setup
 from bespokefl.algorithms.hyper import hyper
 from bespokefl.cohort import Cohort, Uploads
 from bespokefl.descent import ZERO_GRADIENT, Columns, Direction, common_direction, fairness_weights, lengths, unfairness
@@ -139,7 +139,7 @@ class FedPG(Algorithm):
         "last", "the scored P-model: the last one sent, or one from fresh gradients of all clients (simulation only)"
     )
 
-    def check(self, task: Task, n_clients: int, cohort_size: int) -> None:
+    def check(self, task: Task, setup: Setup) -> None:
         if self.pm_eval == "rebuild" and self.pm_base == "persistent":
             raise InputError('algorithm.pm_eval = "rebuild" builds P-models from the G-model; set pm_base = "global"')
 
@@ -149,11 +149,11 @@ class FedPG(Algorithm):
                 f'here they are {self.gamma:g}, "{self.pm_base}" and "{self.pm_eval}"'
             )
 
-    def init(self, task: Task, x0: Model, n_clients: int, cohort_size: int) -> Server:
+    def init(self, task: Task, x0: Model, setup: Setup) -> Server:
         return Server(x0, {}, [], [], self.lr, 0)
 
     def init_client(self, task: Task, x0: Model) -> Kept:
-        m = self.opt.init(task.params(x0)) if self.opt_state == "keep" else {}
+        m = self.momentum_to_keep(self.opt.init(task.params(x0)))
         return Kept(x0, torch.zeros(()), m, x0 if self.remembers_w else {}, task.params(x0) if self.searches else {})
 
     @property
@@ -295,7 +295,7 @@ class FedPG(Algorithm):
         params = task.params(down.w)
         if self.grad_mode == "exact":
             return Work(kept, {}, {}, zeros(params), torch.zeros(()), torch.zeros(()))
-        m = kept.m if self.opt_state == "keep" else self.opt.init(params)
+        m = self.momentum_at_start(kept.m, params)
         return Work(kept, down.w, m, {}, torch.zeros(()), torch.zeros(()))
 
     def add_gradient(self, task: Task, down: Down, c: Work, batch: Batch) -> Work:
@@ -319,7 +319,7 @@ class FedPG(Algorithm):
         return {"g": g, "loss": c.loss / c.n, "buffers": buffers}, self._kept(c.kept, down.w, c.m)
 
     def _kept(self, kept: Kept, w: Model, m: Model) -> Kept:
-        return kept._replace(m=m if self.opt_state == "keep" else {}, w=w if self.remembers_w else {})
+        return kept._replace(m=self.momentum_to_keep(m), w=w if self.remembers_w else {})
 
     # one client: its P-model ---------------------------------------------------------------------------
     @property

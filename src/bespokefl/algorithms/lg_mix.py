@@ -29,7 +29,7 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from bespokefl.algorithms.base import Algorithm
+from bespokefl.algorithms.base import Algorithm, Setup
 from bespokefl.algorithms.hyper import hyper
 from bespokefl.cohort import Cohort
 from bespokefl.errors import InputError
@@ -51,6 +51,7 @@ class Kept(NamedTuple):
     u: Model  # its copy of the global one
     dw: Model  # its update, waiting to be mixed
     r: Tensor  # the last ratio
+    lam: Tensor  # the last lambda
     r_sum: Tensor  # of the ratios of the rounds before,
     rounds: Tensor  # and how many
     m: Model  # momentum (opt_state="keep" only)
@@ -86,7 +87,7 @@ class LGMix(Algorithm):
         "as_code", "local features of the training pass, or of one in evaluation mode as the global ones"
     )
 
-    def check(self, task: Task, n_clients: int, cohort_size: int) -> None:
+    def check(self, task: Task, setup: Setup) -> None:
         shape = tuple(task.initial[task.head[0]].shape)
         if self.trace == "code" and (len(shape) != 2 or shape[1] < 2):
             raise InputError(
@@ -94,13 +95,13 @@ class LGMix(Algorithm):
                 f"with 2 inputs or more, and {task.head[0]!r} has the shape {shape}; use trace = 'paper'"
             )
 
-    def init(self, task: Task, x0: Model, n_clients: int, cohort_size: int) -> Server:
-        return Server(x0, torch.ones(n_clients, dtype=torch.bool))
+    def init(self, task: Task, x0: Model, setup: Setup) -> Server:
+        return Server(x0, torch.ones(setup.clients, dtype=torch.bool))
 
     def init_client(self, task: Task, x0: Model) -> Kept:
         zero = torch.zeros((), dtype=torch.float64)
-        m = self.opt.init(task.params(x0)) if self.opt_state == "keep" else {}
-        return Kept(x0, x0, zeros(x0), zero, zero, zero, m)
+        m = self.momentum_to_keep(self.opt.init(task.params(x0)))
+        return Kept(x0, x0, zeros(x0), zero, zero, zero, zero, m)
 
     def round(self, server: Server, cohort: Cohort) -> Server:
         if server.follows[cohort.ids].all():
@@ -116,6 +117,9 @@ class LGMix(Algorithm):
     def global_model(self, server: Server) -> Model:
         return server.u
 
+    def client_facts(self, task: Task, server: Server, kept: Kept) -> dict[str, Tensor]:
+        return {"lambda": torch.where(kept.rounds > 0, kept.lam, torch.nan)}
+
     def personal_model(self, server: Server, cohort: Cohort) -> Call:
         return Call(Program(self.own, (), hand_over))
 
@@ -129,7 +133,7 @@ class LGMix(Algorithm):
         return Program(self.begin_anew, (Phase(self.step, self.epochs),), self.finish)
 
     def begin(self, task: Task, down: Down, kept: Kept) -> Training:
-        m = kept.m if self.opt_state == "keep" else self.opt.init(task.params(kept.w))
+        m = self.momentum_at_start(kept.m, task.params(kept.w))
         return Training(kept.w, m, self.no_energy(task), self.no_energy(task), kept)
 
     def begin_anew(self, task: Task, down: Down, kept: Kept) -> Training:
@@ -144,9 +148,8 @@ class LGMix(Algorithm):
 
     def finish(self, task: Task, down: Down, c: Training) -> tuple[dict[str, Tree], Kept]:
         dw = sub(c.x, c.kept.w)
-        m = c.m if self.opt_state == "keep" else {}
         r = share(self.energy(c.local), self.energy(c.common))
-        return {"dw": dw}, c.kept._replace(dw=dw, r=r, m=m)
+        return {"dw": dw}, c.kept._replace(dw=dw, r=r, m=self.momentum_to_keep(c.m))
 
     # the energy of features, in float64 --------------------------------------------------------------
     def no_energy(self, task: Task) -> Tree:
@@ -184,7 +187,8 @@ class LGMix(Algorithm):
             return w + own * dw + (1 - own) * du
 
         w, u = tree_map(one, kept.w, kept.dw, down.du), add(kept.u, down.du)
-        return {}, kept._replace(w=w, u=u, dw=zeros(kept.dw), r_sum=kept.r_sum + kept.r, rounds=kept.rounds + 1)
+        r_sum, rounds = kept.r_sum + kept.r, kept.rounds + 1
+        return {}, kept._replace(w=w, u=u, dw=zeros(kept.dw), lam=lam, r_sum=r_sum, rounds=rounds)
 
     def lam(self, kept: Kept) -> Tensor:
         """lambda_c, this round's r included in ``kept`` but not yet in its sum."""

@@ -5,20 +5,15 @@ A client trains E epochs in the rounds in which it is sampled, so that every met
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
-from bespokefl.algorithms.base import Algorithm
+from bespokefl.algorithms.base import Algorithm, Training
 from bespokefl.algorithms.hyper import hyper
 from bespokefl.cohort import Cohort
 from bespokefl.program import Call, Down, Phase, Program
 from bespokefl.scoring import hand_over
 from bespokefl.task import Batch, Task
 from bespokefl.trees import Model, Tree
-
-
-class Own(NamedTuple):
-    x: Model
-    m: Model  # momentum
 
 
 @dataclass(frozen=True)
@@ -28,8 +23,8 @@ class Local(Algorithm):
 
     local_every_round: bool = hyper(False, "train all clients in every round, not only those sampled")
 
-    def init_client(self, task: Task, x0: Model) -> Own:
-        return Own(x0, self.opt.init(task.params(x0)) if self.opt_state == "keep" else {})
+    def init_client(self, task: Task, x0: Model) -> Training:
+        return Training(x0, self.momentum_to_keep(self.opt.init(task.params(x0))))
 
     def round(self, server: Tree, cohort: Cohort) -> Tree:
         (cohort.everyone() if self.local_every_round else cohort).run(self.train)
@@ -43,16 +38,14 @@ class Local(Algorithm):
     def train(self) -> Program:
         return Program(self.begin, (Phase(self.step, self.epochs),), self.finish)
 
-    def begin(self, task: Task, down: Down, own: Own) -> Own:
-        return own if self.opt_state == "keep" else Own(own.x, self.opt.init(task.params(own.x)))
+    def begin(self, task: Task, down: Down, own: Training) -> Training:
+        return Training(own.x, self.momentum_at_start(own.m, task.params(own.x)))
 
-    def step(self, task: Task, down: Down, c: Own, batch: Batch) -> Own:
-        p = task.grad(c.x, batch)
-        x, m = self.opt.step(c.x, p.grad, c.m)
-        return Own(x | p.buffers, m)
+    def step(self, task: Task, down: Down, c: Training, batch: Batch) -> Training:
+        return self.descend(c, task.grad(c.x, batch))
 
-    def finish(self, task: Task, down: Down, c: Own) -> tuple[dict[str, Tree], Own]:
-        return {}, Own(c.x, c.m if self.opt_state == "keep" else {})
+    def finish(self, task: Task, down: Down, c: Training) -> tuple[dict[str, Tree], Training]:
+        return {}, Training(c.x, self.momentum_to_keep(c.m))
 
-    def own(self, task: Task, down: Down, own: Own) -> Model:
+    def own(self, task: Task, down: Down, own: Training) -> Model:
         return own.x

@@ -27,7 +27,7 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from bespokefl.algorithms.base import Algorithm
+from bespokefl.algorithms.base import Algorithm, Setup
 from bespokefl.algorithms.hyper import hyper
 from bespokefl.cohort import Cohort
 from bespokefl.program import Batches, Call, Down, Phase, Program, ordered
@@ -80,8 +80,8 @@ class PGFed(Algorithm):
         "exact", "the closing gradient: of all samples in evaluation mode, or as in the authors' code"
     )
 
-    def init(self, task: Task, x0: Model, n_clients: int, cohort_size: int) -> Server:
-        A = torch.full((n_clients, n_clients), 1 / cohort_size, dtype=task.dtype)
+    def init(self, task: Task, x0: Model, setup: Setup) -> Server:
+        A = torch.full((setup.clients, setup.clients), 1 / setup.cohort_size, dtype=task.dtype)
         nobody = tree_map(lambda v: v.new_zeros(0, *v.shape), task.params(x0))
         return Server(x0, A, torch.zeros(0, dtype=torch.int64), nobody, torch.zeros(0, dtype=task.dtype))
 
@@ -107,6 +107,9 @@ class PGFed(Algorithm):
     def global_model(self, server: Server) -> Model:
         return server.w
 
+    def server_facts(self, server: Server) -> dict[str, Tensor]:
+        return {"A": server.A}
+
     def personal_model(self, server: Server, cohort: Cohort) -> Call:
         return Call(Program(self.own, (), hand_over))
 
@@ -129,18 +132,15 @@ class PGFed(Algorithm):
         return Phase(self.add_gradient, batches, self.enter_closing)
 
     def begin_first(self, task: Task, down: Down, kept: Kept) -> Training:
-        return Training(down.w, self.momentum_of(task, down, kept), kept.s, kept.has_s, torch.zeros(0))
+        return Training(down.w, self.momentum_at_start(kept.m, task.params(down.w)), kept.s, kept.has_s, torch.zeros(0))
 
     def begin(self, task: Task, down: Down, kept: Kept) -> Training:
         s = self.auxiliary(down, kept)
-        return Training(down.w, self.momentum_of(task, down, kept), s, torch.ones(()), down.alpha)
+        return Training(down.w, self.momentum_at_start(kept.m, task.params(down.w)), s, torch.ones(()), down.alpha)
 
     def auxiliary(self, down: Down, kept: Kept) -> Model:
         g_aux: Model = down.g_aux
         return g_aux
-
-    def momentum_of(self, task: Task, down: Down, kept: Kept) -> Model:
-        return kept.m if self.opt_state == "keep" else self.opt.init(task.params(down.w))
 
     def plain_step(self, task: Task, down: Down, c: Training, batch: Batch) -> Training:
         p = task.grad(c.x, batch)
@@ -168,7 +168,7 @@ class PGFed(Algorithm):
         return {"theta": x, "grad": grad, "a": a, "alpha": alpha}, self.kept(x, m, s, has_s)
 
     def kept(self, theta: Model, m: Model, s: Model, has_s: Tensor) -> Kept:
-        return Kept(theta, m if self.opt_state == "keep" else {}, {}, has_s)
+        return Kept(theta, self.momentum_to_keep(m), {}, has_s)
 
     def own(self, task: Task, down: Down, kept: Kept) -> Model:
         return kept.theta

@@ -14,7 +14,7 @@ from the slides' objective, min over phi and v of max over epsilon of (1/N) sum 
 
 Optimisers, clipping and the architecture (but for its 3 layers instead of 4) are those of pFedHN's code, which is the
 case rho = 0 with one client per round; there momentum and weight decay move absent clients' v too, here v takes plain
-steps. Buffers (running statistics) are averaged as in FedAvg. The initial phi and v are keyed by the initial model.
+steps. Buffers (running statistics) are averaged as in FedAvg.
 """
 
 from dataclasses import dataclass
@@ -23,11 +23,11 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from bespokefl.algorithms.base import Algorithm
+from bespokefl.algorithms.base import Algorithm, Setup, Training
 from bespokefl.algorithms.hyper import hyper
 from bespokefl.cohort import Cohort
 from bespokefl.errors import InputError
-from bespokefl.hypernetwork import HyperNetwork, checksum, generate, initial_parameters, pull_phi, pull_v
+from bespokefl.hypernetwork import HyperNetwork, generate, initial_parameters, pull_phi, pull_v
 from bespokefl.optim import SGD
 from bespokefl.program import Batches, Call, Down, Phase, Program, shuffled
 from bespokefl.rng import stream
@@ -44,11 +44,6 @@ class Server(NamedTuple):
     m: Model  # their momentum
     v: Tensor  # embeddings, a row per client
     rest: Model  # what H does not write: buffers and frozen parameters
-
-
-class Training(NamedTuple):
-    x: Model
-    m: Model
 
 
 @dataclass(frozen=True)
@@ -76,8 +71,8 @@ class PLGUGHN(Algorithm):
     local_unit: Literal["epochs", "steps"] = hyper("epochs", "K: whether local_epochs counts epochs or batches")
     weights: Literal["sample", "uniform"] = hyper("uniform", "p_i: aggregation by samples (n_i) or all clients alike")
 
-    def check(self, task: Task, n_clients: int, cohort_size: int) -> None:
-        size = sum(v.numel() for v in self.hypernetwork(task, n_clients).parameters())
+    def check(self, task: Task, setup: Setup) -> None:
+        size = sum(v.numel() for v in self.hypernetwork(task, setup.clients).parameters())
         if size > LARGEST:
             raise InputError(
                 f"algorithm.head_rank = {self.head_rank}, algorithm.width = {self.width}: the hypernetwork of a model "
@@ -90,14 +85,14 @@ class PLGUGHN(Algorithm):
         embed = self.embed or 1 + n_clients // 4
         return HyperNetwork(task.params(task.initial), embed, self.width, self.n_hidden, self.head_rank)
 
-    def init(self, task: Task, x0: Model, n_clients: int, cohort_size: int) -> Server:
-        net, seed, like = self.hypernetwork(task, n_clients), checksum(x0), x0[task.names[0]]
-        phi = initial_parameters(net, seed, like)
-        v = stream(seed, "embedding").normal(size=(n_clients, self.embed or 1 + n_clients // 4))
+    def init(self, task: Task, x0: Model, setup: Setup) -> Server:
+        net, like = self.hypernetwork(task, setup.clients), x0[task.names[0]]
+        phi = initial_parameters(net, setup.seed, like)
+        v = stream(setup.seed, "embedding").normal(size=(setup.clients, self.embed or 1 + setup.clients // 4))
         return Server(phi, self.opt_h.init(phi), torch.as_tensor(v).to(like), pick(x0, task.buffer_names))
 
     def init_client(self, task: Task, x0: Model) -> Model:
-        return self.opt.init(task.params(x0)) if self.opt_state == "keep" else {}
+        return self.momentum_to_keep(self.opt.init(task.params(x0)))
 
     def round(self, server: Server, cohort: Cohort) -> Server:
         H = self.hypernetwork(cohort.site.task, len(server.v))
@@ -158,16 +153,15 @@ class PLGUGHN(Algorithm):
         return shuffled(self.local_epochs, self.batch_size, steps=steps, drop_last=self.drop_last)
 
     def begin(self, task: Task, down: Down, kept: Model) -> Training:
-        return Training(self.written(task, down, kept), kept if self.opt_state == "keep" else self.opt.init(down.w))
+        return Training(self.written(task, down, kept), self.momentum_at_start(kept, down.w))
 
     def step(self, task: Task, down: Down, c: Training, batch: Batch) -> Training:
         p = task.grad(c.x, batch)
-        x, m = self.opt.step(c.x, self._clipped(p.grad), c.m)
-        return Training(x | p.buffers, m)
+        return self.descend(c, p._replace(grad=self._clipped(p.grad)))
 
     def finish(self, task: Task, down: Down, c: Training) -> tuple[dict[str, Tree], Model]:
         delta = sub(task.params(c.x), task.params(down.w))
-        return {"delta": delta, "rest": pick(c.x, task.buffer_names)}, c.m if self.opt_state == "keep" else {}
+        return {"delta": delta, "rest": pick(c.x, task.buffer_names)}, self.momentum_to_keep(c.m)
 
     def written(self, task: Task, down: Down, kept: Model) -> Model:
         """The model that H wrote, with the shared buffers."""

@@ -24,7 +24,7 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from bespokefl.algorithms.base import Algorithm
+from bespokefl.algorithms.base import Algorithm, Setup
 from bespokefl.algorithms.hyper import hyper
 from bespokefl.cohort import Cohort
 from bespokefl.errors import InputError
@@ -65,14 +65,14 @@ class PLGUGRep(Algorithm):
     grouping: Literal["module", "conv_norm"] = hyper("module", "a layer: a module, or a convolution with its norm")
     weights: Literal["sample", "uniform"] = hyper("uniform", "p_i: aggregation by samples (n_i) or all clients alike")
 
-    def check(self, task: Task, n_clients: int, cohort_size: int) -> None:
+    def check(self, task: Task, setup: Setup) -> None:
         if not task.body:
             raise InputError(
                 f"algorithm.name = '{self.name}': the model has no trained layer before its head "
                 f"'{task.head_name}', so there is nothing to share; take a deeper model or name another head"
             )
 
-    def init(self, task: Task, x0: Model, n_clients: int, cohort_size: int) -> Tree:
+    def init(self, task: Task, x0: Model, setup: Setup) -> Tree:
         return {"phi": drop(x0, task.head)}
 
     def init_client(self, task: Task, x0: Model) -> Kept:
@@ -96,7 +96,7 @@ class PLGUGRep(Algorithm):
 
     def begin(self, task: Task, down: Down, kept: Kept) -> Training:
         x = self.own(task, down, kept)
-        mh = kept.m if self.opt_state == "keep" else self.opt.init(kept.h)
+        mh = self.momentum_at_start(kept.m, kept.h)
         layers = self.layers(task)
         xi = equal_scores(x[task.body[0]], layers, self.score_scale)
         if self.score_from == "previous":
@@ -134,4 +134,4 @@ class PLGUGRep(Algorithm):
 
     def _kept(self, task: Task, x: Model, m: Model, seen: Tensor) -> Kept:
         sent = pick(x, task.body) if self.score_from == "previous" else {}
-        return Kept(pick(x, task.head), m if self.opt_state == "keep" else {}, sent, seen)
+        return Kept(pick(x, task.head), self.momentum_to_keep(m), sent, seen)

@@ -13,8 +13,8 @@ Where the paper is not literal (the authors published no code):
 * Algorithm 1 differentiates at w + epsilon but evaluates F at theta + epsilon: the latter is the default of
   ``perturb_at``. Only "w" with rho = 0 leaves w on FedAvg's path whatever D is.
 * K counts batches in Algorithm 1 and epochs in the experiments: ``local_unit``.
-* D counts personal layers (Section 4, Fig. 5), not universal ones (Section 6.1); a model with fewer layers is all
-  personal. Personal layers are not overwritten by the server but train on, unless ``freeze_train`` is off.
+* D counts personal layers (Section 4, Fig. 5), not universal ones (Section 6.1); its default, 5, is cut to
+  the number of layers. Personal layers are not overwritten by the server but train on, unless ``freeze_train`` is off.
 * Line 9 of Algorithm 2 prints w^{t+1} on both sides inside the client loop; w^t is meant, once per round.
 * Buffers (running statistics) follow their layer at the start; in training both models take those of the pass at theta,
   never those of the perturbed one.
@@ -26,14 +26,17 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from bespokefl.algorithms.base import Algorithm
+from bespokefl.algorithms.base import Algorithm, Setup
 from bespokefl.algorithms.hyper import hyper
 from bespokefl.cohort import Cohort
+from bespokefl.errors import InputError
 from bespokefl.program import Batches, Call, Down, Phase, Program, shuffled
 from bespokefl.scoring import hand_over
 from bespokefl.sharpness import Part, largest, layers_of, lwsam, only, scores
 from bespokefl.task import Batch, Task
 from bespokefl.trees import Model, Tree, add, mean, shift, sub
+
+DEFAULT_D = 5
 
 
 class Kept(NamedTuple):
@@ -42,7 +45,7 @@ class Kept(NamedTuple):
     m_w: Model
 
 
-class Training(NamedTuple):
+class Both(NamedTuple):
     theta: Model
     w: Model  # the client's copy of the global model
     m_theta: Model
@@ -56,7 +59,7 @@ class PLGULF(Algorithm):
     name: ClassVar[str] = "plgu-lf"
     paper: ClassVar[str] = "Guo et al., How to Prevent the Poor Performance Clients for Personalized FL?, CVPR 2023"
 
-    D: int = hyper(5, "D: number of personal layers, Algorithm 2", low=0)
+    D: int | None = hyper(None, "D: number of personal layers, Algorithm 2; nothing: 5, or all of fewer", low=0)
     rho: float = hyper(0.05, "rho: radius of the perturbation, eq. (5)", low=0)
     p: float = hyper(2.0, "p: norm of the perturbation, eq. (5)", above=1)
     perturb_at: Literal["theta", "w"] = hyper("theta", "where the perturbed gradient is taken, Algorithm 1")
@@ -68,11 +71,18 @@ class PLGULF(Algorithm):
     local_unit: Literal["epochs", "steps"] = hyper("epochs", "K: whether local_epochs counts epochs or batches")
     weights: Literal["sample", "uniform"] = hyper("uniform", "p_i: aggregation by samples (n_i) or all clients alike")
 
-    def init(self, task: Task, x0: Model, n_clients: int, cohort_size: int) -> Tree:
+    def check(self, task: Task, setup: Setup) -> None:
+        layers = len(self.layers(task))
+        if self.D is not None and layers < self.D:
+            raise InputError(
+                f"algorithm.D = {self.D} (plgu-lf): it is a number of layers from 0 to {layers}, all that the model has"
+            )
+
+    def init(self, task: Task, x0: Model, setup: Setup) -> Tree:
         return {"w": x0}
 
     def init_client(self, task: Task, x0: Model) -> Kept:
-        m = self.opt.init(task.params(x0)) if self.opt_state == "keep" else {}
+        m = self.momentum_to_keep(self.opt.init(task.params(x0)))
         return Kept(x0, m, m)
 
     def round(self, server: Tree, cohort: Cohort) -> Tree:
@@ -82,6 +92,9 @@ class PLGULF(Algorithm):
     def global_model(self, server: Tree) -> Model:
         w: Model = server["w"]
         return w
+
+    def client_facts(self, task: Task, server: Tree, kept: Kept) -> dict[str, Tensor]:
+        return {"scores": scores(kept.theta, server["w"], self.layers(task), self.score_scale)}
 
     def personal_model(self, server: Tree, cohort: Cohort) -> Call:
         return Call(Program(self.own, (), hand_over))
@@ -96,20 +109,18 @@ class PLGULF(Algorithm):
         steps = self.local_epochs if self.local_unit == "steps" else None
         return shuffled(self.local_epochs, self.batch_size, steps=steps, drop_last=self.drop_last)
 
-    def begin(self, task: Task, down: Down, kept: Kept) -> Training:
+    def begin(self, task: Task, down: Down, kept: Kept) -> Both:
         """Algorithm 2, lines 3 to 5: score the layers and take the universal ones from w."""
         layers = self.layers(task)
         xi = scores(kept.theta, down.w, layers, self.score_scale)
-        per = largest(xi, self.D)
+        per = largest(xi, DEFAULT_D if self.D is None else self.D)
         own = {k: torch.where(per[l], kept.theta[k], down.w[k]) for l, part in enumerate(layers) for k in sum(part, ())}
         theta = {**down.w, **own}
         xi = only(~per, xi) if self.perturb_layers == "universal" else xi
-        if self.opt_state == "keep":
-            return Training(theta, down.w, kept.m_theta, kept.m_w, xi, per)
-        m = self.opt.init(task.params(down.w))
-        return Training(theta, down.w, m, m, xi, per)
+        m_theta, m_w = (self.momentum_at_start(m, task.params(down.w)) for m in (kept.m_theta, kept.m_w))
+        return Both(theta, down.w, m_theta, m_w, xi, per)
 
-    def step(self, task: Task, down: Down, c: Training, batch: Batch) -> Training:
+    def step(self, task: Task, down: Down, c: Both, batch: Batch) -> Both:
         """Algorithm 1: two gradients on one batch, the first gives the perturbation of the second."""
         layers = self.layers(task)
         p = task.grad(c.theta, batch)
@@ -121,11 +132,11 @@ class PLGULF(Algorithm):
             theta |= {
                 k: torch.where(c.per[l], c.theta[k], theta[k]) for l, part in enumerate(layers) for k in part.params
             }
-        return Training(theta | p.buffers, w | p.buffers, m_theta, m_w, c.xi, c.per)
+        return Both(theta | p.buffers, w | p.buffers, m_theta, m_w, c.xi, c.per)
 
-    def finish(self, task: Task, down: Down, c: Training) -> tuple[dict[str, Tree], Kept]:
-        keep = self.opt_state == "keep"
-        return {"delta": sub(c.w, down.w)}, Kept(c.theta, c.m_theta, c.m_w) if keep else Kept(c.theta, {}, {})
+    def finish(self, task: Task, down: Down, c: Both) -> tuple[dict[str, Tree], Kept]:
+        kept = Kept(c.theta, self.momentum_to_keep(c.m_theta), self.momentum_to_keep(c.m_w))
+        return {"delta": sub(c.w, down.w)}, kept
 
     def own(self, task: Task, down: Down, kept: Kept) -> Model:
         return kept.theta
