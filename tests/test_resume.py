@@ -19,7 +19,7 @@ from bespokefl.cli import app
 from bespokefl.results.files import TIMED_KEYS
 
 EXPERIMENT = """
-algorithms = ["ditto"]
+algorithms = ["pgfed"]
 [data]
 clients = 6
 max_samples = 400
@@ -102,14 +102,14 @@ def _documents(path: Path) -> list[Any]:
 
 
 def test_the_same_run_twice(undisturbed: Path, tmp_path: Path) -> None:
-    config = undisturbed / "ditto" / "seed-0" / "config.toml"
+    config = undisturbed / "pgfed" / "seed-0" / "config.toml"
     bespoke("run", config, "--out", tmp_path / "again")
     assert_same_but_for_times(undisturbed, tmp_path / "again")
 
 
 def test_killed_again_and_again(experiment: Path, undisturbed: Path, tmp_path: Path) -> None:
     out = tmp_path / "killed"
-    folder = out / "ditto" / "seed-0"
+    folder = out / "pgfed" / "seed-0"
     moments = [
         ("round-000002.json", 2),  # round 2's checkpoint: its tensors are there, its commit mark is not
         ("round-000004.safetensors", 4),  # rounds 3 and 4 are recorded, but in no checkpoint
@@ -128,7 +128,7 @@ def test_killed_again_and_again(experiment: Path, undisturbed: Path, tmp_path: P
 def copy_unfinished(undisturbed: Path, out: Path) -> Path:
     """A finished run made to look as if it had died after its last checkpoint."""
     shutil.copytree(undisturbed, out)
-    folder = out / "ditto" / "seed-0"
+    folder = out / "pgfed" / "seed-0"
     for name in ("summary.json", "clients.csv"):
         (folder / name).unlink()
     return folder
@@ -146,7 +146,7 @@ def test_a_damaged_newest_checkpoint(experiment: Path, undisturbed: Path, tmp_pa
     out = tmp_path / "out"
     process = start(KILLED, "round-000006.safetensors", 1, "run", experiment, "--out", out)
     process.communicate(timeout=120)
-    damaged = out / "ditto" / "seed-0" / "checkpoint" / "round-000004.safetensors"
+    damaged = out / "pgfed" / "seed-0" / "checkpoint" / "round-000004.safetensors"
     content = bytearray(damaged.read_bytes())
     content[-1] ^= 1
     damaged.write_bytes(content)
@@ -168,7 +168,7 @@ def test_stopping_keeps_the_last_round(experiment: Path, tmp_path: Path, number:
     out = tmp_path / "out"
     settings = ("--set", "train.rounds=100000", "--set", "checkpoint.every=100000")
     process = start(PLAIN, "run", experiment, "--out", out, *settings)
-    log = out / "ditto" / "seed-0" / "rounds.jsonl"
+    log = out / "pgfed" / "seed-0" / "rounds.jsonl"
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and (not log.exists() or len(log.read_text().splitlines()) < 3):
         time.sleep(0.02)
@@ -176,6 +176,6 @@ def test_stopping_keeps_the_last_round(experiment: Path, tmp_path: Path, number:
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors
     done = len(log.read_text().splitlines())
-    assert re.search(rf"stopped after round {done} of ditto, seed 0; continue with: bespoke run .* --resume", errors)
-    assert (out / "ditto" / "seed-0" / "checkpoint" / f"round-{done:06d}.json").exists()
+    assert re.search(rf"stopped after round {done} of pgfed, seed 0; continue with: bespoke run .* --resume", errors)
+    assert (out / "pgfed" / "seed-0" / "checkpoint" / f"round-{done:06d}.json").exists()
     assert "Traceback" not in errors

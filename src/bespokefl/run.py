@@ -19,6 +19,7 @@ from bespokefl.federation import Federation, RoundRecord
 from bespokefl.interrupts import StopRequest
 from bespokefl.progress import Reporter
 from bespokefl.results import files
+from bespokefl.results.facts import is_kept, write_facts
 from bespokefl.results.model_file import write_model
 from bespokefl.selection import Score, Selection, affordable, choose_rule
 from bespokefl.tomlfile import dumps
@@ -81,7 +82,9 @@ class Run:
         """The round's line; figures are null in a round that is not evaluated."""
         figures: dict[str, Any] = dict.fromkeys(("mean", "std", "worst5", "top5", "loss"))
         val_mean = None
-        if record.round % self.plan.eval.every == 0 or record.round == self.plan.rounds:
+        every, rounds = self.plan.eval.every, self.plan.rounds
+        if record.round % every == 0 or record.round == rounds:
+            self._write_facts(record.round, -(-record.round // every) - 1, -(-rounds // every))
             test = self.federation.evaluate(split="test", model="personal")
             val = self.federation.evaluate(split="val", model="personal") if self.rule == "val" else None
             self.selection.consider(record.round, test, val)
@@ -100,6 +103,11 @@ class Run:
             "clients": [int(client) for client in record.clients],
             "failed": {str(client): reason for client, reason in record.failed.items()},
         }
+
+    def _write_facts(self, round_: int, nth: int, of: int) -> None:
+        facts = self.federation.facts()
+        if facts and is_kept(nth, of, sum(value.nbytes for value in facts.values())):
+            write_facts(self.plan.folder, round_, facts)
 
     def _crosses(self) -> bool:
         """Whether S- and G-accuracy are measured; they are in every round that may be the selected one."""

@@ -21,7 +21,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#0
 STYLES = ("-", (0, (5, 2)), (0, (1, 1.2)), (0, (6, 2, 1, 2)))  # the second, third, ... seven methods
 GREY = "#555555"
 MOST_SHAPES = 3000  # that an SVG draws one by one; more become an image in it
-_SETTINGS: Any = {
+SETTINGS: Any = {
     "svg.hashsalt": "bespokefl",  # without it, the ids in an SVG are drawn at random
     "font.family": "DejaVu Sans",
     "font.size": 10,
@@ -46,7 +46,7 @@ def render(figure: Figure) -> dict[str, bytes]:
     """The picture as PNG and SVG, without a date or a version in them."""
     rendered = {}
     metadata: dict[str, dict[str, Any]] = {"png": {"Software": None}, "svg": {"Date": None, "Creator": None}}
-    with matplotlib.rc_context(_SETTINGS):
+    with matplotlib.rc_context(SETTINGS):
         for suffix, nothing in metadata.items():
             buffer = io.BytesIO()
             figure.savefig(buffer, format=suffix, dpi=150, metadata=nothing)
@@ -60,7 +60,7 @@ def render(figure: Figure) -> dict[str, bytes]:
 def partition_figure(counts: npt.NDArray[Any], classes: Sequence[str]) -> Figure:
     """Which client holds how many samples of which label: dots whose area is the count, and totals beside them."""
     clients, labels = counts.shape
-    with matplotlib.rc_context(_SETTINGS):
+    with matplotlib.rc_context(SETTINGS):
         height = float(np.clip(1.6 + 0.2 * clients, 3.0, 12.0))
         figure = Figure(figsize=(float(np.clip(4.2 + 0.33 * labels, 6.0, 14.0)), height), layout="constrained")
         FigureCanvasAgg(figure)
@@ -88,7 +88,7 @@ def partition_figure(counts: npt.NDArray[Any], classes: Sequence[str]) -> Figure
 def result_figure(runs: Sequence[StoredRun]) -> Figure:
     """Every client of every method, beside how the mean and the worst 5 % came about; finished runs only."""
     methods = by_method(runs)
-    with matplotlib.rc_context(_SETTINGS):
+    with matplotlib.rc_context(SETTINGS):
         height = float(np.clip(1.7 + 0.5 * len(methods), 4.4, 14.0))
         figure = Figure(figsize=(11.0, height), layout="constrained")
         FigureCanvasAgg(figure)

@@ -9,6 +9,8 @@ import numpy as np
 from bespokefl import __version__
 from bespokefl.errors import InputError
 from bespokefl.results import pictures
+from bespokefl.results.fact_pictures import facts_figure
+from bespokefl.results.facts import FOLDER, read_facts
 from bespokefl.results.files import StoredRun, read_runs, write_atomically
 from bespokefl.results.table import caption, columns, method_rows
 
@@ -30,6 +32,9 @@ def publish(out: Path, runs: Sequence[StoredRun] | None = None) -> Path:
         raise InputError(f"{out} holds no runs; give the folder that was --out of `bespoke run`.")
     if any(run.summary is not None for run in known):
         pictures.save(pictures.result_figure(known), out / "result")
+    for run in known:
+        if facts := read_facts(run.folder):
+            pictures.save(facts_figure(facts), run.folder / FOLDER / "picture")
     path = out / "report.html"
     write_atomically(path, _page(out, known))
     return path
@@ -45,6 +50,10 @@ def _page(out: Path, runs: Sequence[StoredRun]) -> str:
         body.append(_section("Not finished", _unfinished(unfinished)))
     for picture in sorted(out.glob("partition-seed-*.svg")):
         body.append(_section(f"Partition, seed {picture.stem.rpartition('-')[2]}", _svg(picture)))
+    for run in finished:
+        picture = run.folder / FOLDER / "picture.svg"
+        if picture.is_file():
+            body.append(_section(f"What {run.label} shows of itself, seed {run.seed}", _svg(picture)))
     for seed in sorted({run.seed for run in finished}):
         own = [run for run in finished if run.seed == seed]
         body.append(_section(f"Accuracy of every client, seed {seed}", _per_client(own)))

@@ -1,0 +1,45 @@
+"""What algorithms show of their state (PGFed's A, LG-Mix's lambda), round by round: one small file per round.
+
+Only the first and the last round are sure to be there: where all evaluated rounds would take more than `MOST_BYTES`,
+evenly spaced ones are kept.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import safetensors.numpy
+
+from bespokefl.results.files import write_atomically
+
+FOLDER = "facts"
+MOST_BYTES = 64 * 2**20  # of one run
+
+
+class Fact(NamedTuple):
+    rounds: npt.NDArray[np.int64]
+    values: npt.NDArray[Any]  # one row per round
+
+
+def is_kept(nth: int, of: int, size: int) -> bool:
+    """Whether the nth (from 0) of ``of`` evaluated rounds is written, each taking ``size`` bytes."""
+    stride = max(1, -(-of * size // MOST_BYTES))
+    return nth % stride == 0 or nth == of - 1
+
+
+def write_facts(run: Path, round_: int, facts: Mapping[str, npt.NDArray[Any]]) -> None:
+    whole = {name: np.asarray(value, order="C") for name, value in facts.items()}
+    write_atomically(run / FOLDER / f"{round_:06d}.safetensors", safetensors.numpy.save(whole))
+
+
+def read_facts(run: Path) -> dict[str, Fact]:
+    """By name, over the rounds that were kept."""
+    rounds: dict[str, list[int]] = {}
+    values: dict[str, list[npt.NDArray[Any]]] = {}
+    for path in sorted((run / FOLDER).glob("*.safetensors")):
+        for name, value in safetensors.numpy.load_file(path).items():
+            rounds.setdefault(name, []).append(int(path.stem))
+            values.setdefault(name, []).append(value)
+    return {name: Fact(np.array(rounds[name]), np.stack(values[name])) for name in sorted(values)}
