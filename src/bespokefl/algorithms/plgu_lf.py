@@ -14,7 +14,8 @@ Where the paper is not literal (the authors published no code):
   ``perturb_at``. Only "w" with rho = 0 leaves w on FedAvg's path whatever D is.
 * K counts batches in Algorithm 1 and epochs in the experiments: ``local_unit``.
 * D counts personal layers (Section 4, Fig. 5), not universal ones (Section 6.1); its default, 5, is cut to
-  the number of layers. Personal layers are not overwritten by the server but train on, unless ``freeze_train`` is off.
+  half of the layers: with all of them personal nothing comes from w, and theta_i is trained alone. Personal layers are
+  not overwritten by the server but train on, unless ``freeze_train`` is off.
 * Line 9 of Algorithm 2 prints w^{t+1} on both sides inside the client loop; w^t is meant, once per round.
 * Buffers (running statistics) follow their layer at the start; in training both models take those of the pass at theta,
   never those of the perturbed one.
@@ -59,7 +60,7 @@ class PLGULF(Algorithm):
     name: ClassVar[str] = "plgu-lf"
     paper: ClassVar[str] = "Guo et al., How to Prevent the Poor Performance Clients for Personalized FL?, CVPR 2023"
 
-    D: int | None = hyper(None, "D: number of personal layers, Algorithm 2; nothing: 5, or all of fewer", low=0)
+    D: int | None = hyper(None, "D: number of personal layers, Algorithm 2; nothing: 5, but at most half of them", low=0)
     rho: float = hyper(0.05, "rho: radius of the perturbation, eq. (5)", low=0)
     p: float = hyper(2.0, "p: norm of the perturbation, eq. (5)", above=1)
     perturb_at: Literal["theta", "w"] = hyper("theta", "where the perturbed gradient is taken, Algorithm 1")
@@ -113,7 +114,7 @@ class PLGULF(Algorithm):
         """Algorithm 2, lines 3 to 5: score the layers and take the universal ones from w."""
         layers = self.layers(task)
         xi = scores(kept.theta, down.w, layers, self.score_scale)
-        per = largest(xi, DEFAULT_D if self.D is None else self.D)
+        per = largest(xi, min(DEFAULT_D, len(layers) // 2) if self.D is None else self.D)
         own = {k: torch.where(per[l], kept.theta[k], down.w[k]) for l, part in enumerate(layers) for k in sum(part, ())}
         theta = {**down.w, **own}
         xi = only(~per, xi) if self.perturb_layers == "universal" else xi
