@@ -22,6 +22,7 @@ def stored(
         "worst5": ordered[0],
         "top5": ordered[-1],
         "gm_acc": gm,
+        "g_acc": gm,
         "bytes_total": 3_000_000,
         "train_seconds": 2.5,
         "scored": "personal models of all 4 clients, round 2, test split",

@@ -42,6 +42,7 @@ class MethodRow:
     gain: Figure | None  # mean individual gain over Local, percentage points
     worse_off: Figure | None  # share of clients below what they reach alone
     gm_acc: Figure | None
+    g_acc: Figure | None  # mean accuracy of a personal model on all other clients' test data
     megabytes: Figure
     seconds: Figure
 
@@ -58,6 +59,7 @@ def _row(label: str, runs: Sequence[StoredRun], alone: dict[int, StoredRun]) -> 
     is_baseline = all(run in alone.values() for run in runs)
     compared = bool(gains) and not is_baseline
     with_global = all(summary["gm_acc"] is not None for summary in summaries)
+    crossed = all(summary["g_acc"] is not None for summary in summaries)
     return MethodRow(
         label=label,
         seeds=len(runs),
@@ -67,6 +69,7 @@ def _row(label: str, runs: Sequence[StoredRun], alone: dict[int, StoredRun]) -> 
         gain=_over_seeds([float(np.nanmean(gain)) for gain in gains]) if compared else None,
         worse_off=_over_seeds([_share_below_zero(gain) for gain in gains]) if compared else None,
         gm_acc=_over_seeds([100 * s["gm_acc"] for s in summaries]) if with_global else None,
+        g_acc=_over_seeds([100 * s["g_acc"] for s in summaries]) if crossed else None,
         megabytes=_over_seeds([s["bytes_total"] / 1e6 for s in summaries]),
         seconds=_over_seeds([s["train_seconds"] for s in summaries]),
     )
@@ -103,6 +106,7 @@ def columns(rows: Sequence[MethodRow]) -> dict[str, Cell]:
         "gain over Local": lambda row: DASH if row.gain is None else row.gain.show(2, sign=True),
         "clients worse off": lambda row: DASH if row.worse_off is None else f"{row.worse_off.mean:.0f} %",
         "global model %": lambda row: DASH if row.gm_acc is None else row.gm_acc.show(spread=False),
+        "on others %": lambda row: DASH if row.g_acc is None else row.g_acc.show(spread=False),
         "MB sent": lambda row: row.megabytes.show(spread=False),
         "seconds": lambda row: row.seconds.show(spread=False),
     }
@@ -156,6 +160,15 @@ def rich_table(runs: Sequence[StoredRun]) -> Table:
     for row in rows:
         table.add_row(*(cell(row) for cell in shown.values()))
     return table
+
+
+def markdown_table(runs: Sequence[StoredRun]) -> str:
+    """The table for a page."""
+    rows = method_rows(runs)
+    shown = columns(rows)
+    lines = [shown, ["---", *("---:" for _ in range(len(shown) - 1))]]
+    lines += [[cell(row) for cell in shown.values()] for row in rows]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
 
 
 def paper_table(runs: Sequence[StoredRun], paper: PaperSection) -> Table:
