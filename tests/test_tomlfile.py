@@ -75,6 +75,7 @@ algorithms = [
 [data]   # a comment
 alpha=0.3
 "quoted".x = 1
+grid = {"train.lr" = [0.1, 0.2], algorithm.mu = {low = 0.1, high = 1.0}}
 
 [[things]]
 a = 1
@@ -90,7 +91,9 @@ b = 2
         "data": 9,
         "data.alpha": 10,
         "data.quoted.x": 11,
-        "things.0.a": 14,
-        "things.1.b": 16,
+        "data.grid.train.lr": 12,
+        "data.grid.algorithm.mu": 12,
+        "things.0.a": 15,
+        "things.1.b": 17,
     }
     assert {key: lines.get(key) for key in expected} == expected

@@ -11,7 +11,7 @@ _KEY = r"""(?:[A-Za-z0-9_-]+|"[^"\n]*"|'[^'\n]*')"""
 _DOTTED = rf"{_KEY}(?:\s*\.\s*{_KEY})*"
 _HEADER = re.compile(rf"\s*(\[\[?)\s*({_DOTTED})\s*\]\]?")
 _ASSIGNMENT = re.compile(rf"\s*({_DOTTED})\s*=")
-_INLINE_NAME = re.compile(rf"[{{,]\s*({_KEY})\s*=")
+_INLINE_NAME = re.compile(rf"[{{,]\s*({_DOTTED})\s*=")
 
 
 def dumps(document: Mapping[str, Any]) -> str:
@@ -61,6 +61,7 @@ def key_lines(text: str) -> dict[str, int]:
     """
     lines: dict[str, int] = {}
     table = array = ""
+    in_array = True
     items: dict[str, int] = {}
     for number, line in enumerate(text.splitlines(), start=1):
         if header := _HEADER.match(line):
@@ -76,8 +77,11 @@ def key_lines(text: str) -> dict[str, int]:
             array = f"{table}.{key}" if table else key
             lines.setdefault(array, number)
             line = line[assignment.end() :]
-        if array:
+            in_array = not line.lstrip().startswith("{")
+        if array and in_array:
             _note_inline_tables(line, number, array, items, lines)
+        elif array:
+            _note_names(line, number, array, lines)
     return lines
 
 
@@ -85,8 +89,12 @@ def _note_inline_tables(line: str, number: int, array: str, items: dict[str, int
     """Inline tables in an array that may go over several lines."""
     for piece in re.split(r"(?=\{)", line)[1:]:
         items[array] = items.get(array, -1) + 1
-        for name in _INLINE_NAME.findall(piece):
-            lines.setdefault(f"{array}.{items[array]}.{_plain(name)}", number)
+        _note_names(piece, number, f"{array}.{items[array]}", lines)
+
+
+def _note_names(text: str, number: int, table: str, lines: dict[str, int]) -> None:
+    for name in _INLINE_NAME.findall(text):
+        lines.setdefault(f"{table}.{_plain(name)}", number)
 
 
 def _plain(dotted: str) -> str:
