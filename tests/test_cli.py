@@ -137,6 +137,12 @@ def test_own_code_of_the_current_directory_and_exit_code_1(small: Path, tmp_path
         (["run", "--set", "algorithm.name=plgu-lf", "--set", "algorithm.D=9"], ["algorithm.D = 9", "from 0 to 2"]),
         (["run", "--set", "algorithm.name=fedpg", "--set", "algorithm.gamma=1.5"], ["algorithm.gamma = 1.5", "1"]),
         (["run", "--set", "algorithm.name=pgfedmo", "--set", "algorithm.beta=1"], ["algorithm.beta = 1", "below 1"]),
+        (["tune", "--trials", "0"], ["tune.trials = 0", "command line"]),
+        (
+            ["tune", "--set", "tune.grid.train.lrr=[1]"],
+            ["tune.grid.train.lrr = [1]", "Did you mean lr?", "command line"],
+        ),
+        (["tune", "--set", "tune.colour=red"], ["tune.colour = 'red'", "grid", "command line"]),
         (["list", "animals"], ["animals", "algorithms"]),
         (["report", "nowhere"], ["nowhere holds no runs"]),
         (["reproduce", "nothing"], ["experiment = 'nothing'", "pgfed-table1-cifar10"]),

@@ -5,7 +5,7 @@ import json
 import shlex
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ParamSpec
 
@@ -132,6 +132,40 @@ def run(
 
 @app.command()
 @guarded
+def tune(
+    experiment: Annotated[
+        Path | None, typer.Argument(metavar="EXPERIMENT.toml", help="The experiment; without one, a demonstration.")
+    ] = None,
+    settings: Settings = None,
+    out: Out = None,
+    trials: Annotated[
+        int | None, typer.Option("--trials", metavar="N", help="Trials of each method. Same as --set tune.trials=N.")
+    ] = None,
+    engine: EngineName = None,
+    device: Device = None,
+    resume: Resume = False,
+    seed: SeedOption = None,
+) -> None:
+    """Choose every method's hyper-parameters by validation accuracy."""
+    from bespokefl.progress import make_reporter
+    from bespokefl.tuning import tune as tune_experiment
+    from bespokefl.tuning.table import rich_table
+
+    path = experiment or Path(__file__).with_name("demo.toml")
+    read = _read(path, settings, engine, device, seed, {"tune.trials": trials})
+    reporter = make_reporter(_console(stderr=True), lines_per_run=1)
+    tuning = tune_experiment(read, out or Path("runs") / path.stem, resume=resume, reporter=reporter)
+    _console().print(rich_table(tuning))
+    typer.echo(f"Tuned experiment: {tuning.file}")
+    failed = [method.label for method in tuning.methods if method.failed]
+    for label in failed:
+        _say_error(f"every trial of {label} failed; the reasons are in {tuning.file.parent / 'tuning' / label}.json")
+    if failed:
+        raise typer.Exit(FAILED)
+
+
+@app.command()
+@guarded
 def reproduce(
     name: Annotated[str, typer.Argument(help="A name of `bespoke list experiments`.")],
     settings: Settings = None,
@@ -221,13 +255,18 @@ def bench(
 
 
 def _read(
-    path: Path, settings: Sequence[str] | None, engine: str | None, device: str | None, seed: int | None
+    path: Path,
+    settings: Sequence[str] | None,
+    engine: str | None,
+    device: str | None,
+    seed: int | None,
+    more: Mapping[str, Any] | None = None,
 ) -> "Experiment":
     from bespokefl.config_file import parse_setting, read_experiment
 
     given = [parse_setting(text) for text in settings or ()]
     seeds = None if seed is None else [seed]
-    shortcuts: dict[str, Any] = {"engine.name": engine, "engine.device": device, "seeds": seeds}
+    shortcuts: dict[str, Any] = {"engine.name": engine, "engine.device": device, "seeds": seeds, **(more or {})}
     return read_experiment(path, [*given, *((key, value) for key, value in shortcuts.items() if value is not None)])
 
 

@@ -76,6 +76,19 @@ class OutputSection(Section):
     personal: bool = False  # write each client's model
 
 
+class TuneSection(Section):
+    """How `bespoke tune` chooses hyper-parameters."""
+
+    grid: Document = {"train.lr": [0.005, 0.01, 0.05, 0.1]}  # by key: values to try, or a range {low, high, log}
+    own: dict[str, Document] = {}  # by label: instead of the grid's for this method; [] leaves a key alone
+    trials: Positive | None = None  # of each method; None: the whole grid, or 20 where there is a range
+    metric: Literal["mean", "worst5"] = "mean"  # of the clients' validation accuracies
+    rounds: Positive | None = None  # of a trial; None: train.rounds
+    seeds: Annotated[list[Seed], Field(min_length=1)] | None = None  # of a trial; None: the first of seeds
+    val: Annotated[float, Field(gt=0, lt=1)] = 0.2  # share of the train samples, where the data have no validation
+    prune: bool = False  # end a trial that stays below the median of those before it
+
+
 class PaperSection(Section):
     """What a paper reports, for `bespoke reproduce`."""
 
@@ -133,6 +146,7 @@ class Experiment:
     engine: EngineSection
     checkpoint: CheckpointSection
     output: OutputSection
+    tune: TuneSection
     paper: PaperSection
     origin: Origin
 
@@ -145,5 +159,6 @@ SECTIONS: dict[str, type[Section]] = {
     "engine": EngineSection,
     "checkpoint": CheckpointSection,
     "output": OutputSection,
+    "tune": TuneSection,
     "paper": PaperSection,
 }

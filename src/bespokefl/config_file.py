@@ -3,7 +3,9 @@
 Every message names the key, the value seen and what is allowed; where the value came from a file, its line is added.
 """
 
+import copy
 import itertools
+import os
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -65,6 +67,24 @@ def parse_experiment(document: Document, settings: Sequence[Setting] = (), origi
     return Experiment(_algorithms(document, origin), seeds, **sections, origin=origin)  # type: ignore[arg-type]
 
 
+def experiment_document(experiment: Experiment) -> Document:
+    """The document that `parse_experiment` reads as this experiment: what was set, without defaults and [tune]."""
+    sections = {name: _set_keys(getattr(experiment, name)) for name in SECTIONS if name != "tune"}
+    if root := sections["data"].get("root"):
+        sections["data"]["root"] = os.path.abspath(os.path.expanduser(root))  # the file may be read from elsewhere
+    return {
+        "seeds": list(experiment.seeds),
+        "algorithms": [{"name": c.name, "label": c.label, **c.hyper} for c in experiment.algorithms],
+        **{name: keys for name, keys in sections.items() if keys},
+    }
+
+
+def _set_keys(section: Section) -> Document:
+    keys = section.model_dump(exclude_unset=True)
+    options: Document = keys.pop("options", {})
+    return {**keys, **options}
+
+
 def parse_setting(text: str) -> Setting:
     """``key=value`` of the command line."""
     key, equals, value = text.partition("=")
@@ -75,7 +95,7 @@ def parse_setting(text: str) -> Setting:
 
 def _with_settings(document: Mapping[str, Any], settings: Sequence[Setting]) -> Document:
     """A copy with the settings applied; what is chosen anew does not take over the options of the file's choice."""
-    out: Document = {key: dict(value) if isinstance(value, Mapping) else value for key, value in document.items()}
+    out: Document = copy.deepcopy(dict(document))
     chosen = dict(settings)
     if "algorithms" in chosen:
         out.pop("algorithm", None)

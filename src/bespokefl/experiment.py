@@ -127,18 +127,18 @@ def _prepare(experiment: Experiment, out: Path, resume: bool) -> _Prepared:
             task = assembly.make_task(experiment, seed, data)
             for choice in experiment.algorithms:
                 document = assembly.resolved(experiment, choice, seed, data, task)
-                plans[choice.label, seed] = _plan(experiment, choice, seed, out, document)
+                plans[choice.label, seed] = make_plan(experiment, choice, seed, out, document)
     kits = {}
     for choice in experiment.algorithms:
         with experiment.origin.located(choice.key):
             kits[choice.label] = kit = assembly.make_kit(experiment, choice, first)
             assembly.make_federation(experiment, kit, experiment.seeds[0], first)
     finished = frozenset(plan.folder for plan in plans.values() if _is_finished(plan, resume))
-    _make_folder(out)
+    make_folder(out)
     return _Prepared(plans, kits, finished, first)
 
 
-def _plan(experiment: Experiment, choice: AlgorithmChoice, seed: int, out: Path, document: Any) -> RunPlan:
+def make_plan(experiment: Experiment, choice: AlgorithmChoice, seed: int, out: Path, document: Any) -> RunPlan:
     return RunPlan(
         folder=out / choice.label / f"seed-{seed}",
         name=choice.name,
@@ -152,7 +152,7 @@ def _plan(experiment: Experiment, choice: AlgorithmChoice, seed: int, out: Path,
     )
 
 
-def _make_folder(out: Path) -> None:
+def make_folder(out: Path) -> None:
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -173,7 +173,7 @@ def _is_finished(plan: RunPlan, resume: bool) -> bool:
         stored = tomllib.loads(config.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise InputError(f"{config} cannot be read ({error}); remove the folder to start this run afresh.") from None
-    differing = sorted(_differences(stored, plan.document))
+    differing = sorted(differences(stored, plan.document))
     if differing:
         listed = "; ".join(differing)
         raise InputError(
@@ -183,7 +183,7 @@ def _is_finished(plan: RunPlan, resume: bool) -> bool:
     return (folder / files.SUMMARY).is_file()
 
 
-def _differences(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterator[str]:
+def differences(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterator[str]:
     """Keys whose values differ, with both values."""
     before, now = dict(_flat(stored)), dict(_flat(tomllib.loads(dumps(wanted))))
     for key in before.keys() | now.keys():

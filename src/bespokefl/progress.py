@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 Line = dict[str, Any]
-LINES_PER_RUN = 20
+LINES_PER_RUN = 20  # in a log, about
 
 
 class Reporter(Protocol):
@@ -21,8 +21,8 @@ class Reporter(Protocol):
     def note(self, text: str) -> None: ...
 
 
-def make_reporter(console: Console) -> Reporter:
-    return BarReporter(console) if console.is_terminal else LineReporter(console)
+def make_reporter(console: Console, lines_per_run: int = LINES_PER_RUN) -> Reporter:
+    return BarReporter(console) if console.is_terminal else LineReporter(console, lines_per_run)
 
 
 def describe(line: Line) -> str:
@@ -31,10 +31,10 @@ def describe(line: Line) -> str:
 
 
 class LineReporter:
-    """At most about twenty lines per run, for logs."""
+    """A few lines per run, for logs."""
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
+    def __init__(self, console: Console, lines_per_run: int = LINES_PER_RUN) -> None:
+        self._console, self._lines = console, max(1, lines_per_run - 2)  # beside these: resumed, failed
         self._name, self._rounds, self._said, self._began = "", 1, 0, 0.0
         self._evaluated: Line | None = None
 
@@ -47,7 +47,7 @@ class LineReporter:
     def round(self, line: Line) -> None:
         if line["mean"] is not None:
             self._evaluated = line
-        due = line["round"] - self._said >= self._rounds / (LINES_PER_RUN - 2) or line["round"] == self._rounds
+        due = line["round"] - self._said >= self._rounds / self._lines or line["round"] == self._rounds
         if due and self._evaluated:
             seconds = time.monotonic() - self._began
             figures = describe(self._evaluated)
