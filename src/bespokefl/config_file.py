@@ -101,7 +101,8 @@ def _with_settings(document: Mapping[str, Any], settings: Sequence[Setting]) -> 
         out.pop("algorithm", None)
     if "algorithm.name" in chosen:
         out.pop("algorithms", None)
-        if out.get("algorithm", {}).get("name") != chosen["algorithm.name"]:
+        given = out.get("algorithm")
+        if not isinstance(given, dict) or given.get("name") != chosen["algorithm.name"]:
             out["algorithm"] = {}
     for name, kind, choices in (("data", DataSection, ("source", "partition")), ("model", ModelSection, ("name",))):
         anew = {key: chosen[f"{name}.{key}"] for key in choices if f"{name}.{key}" in chosen}

@@ -19,9 +19,9 @@ from bespokefl.engines import Engine, build_engine
 from bespokefl.engines.base import Resident
 from bespokefl.errors import InputError
 from bespokefl.metrics import summarise
-from bespokefl.program import Call, Program, Rows
+from bespokefl.program import Call, Rows
 from bespokefl.rng import stream
-from bespokefl.scoring import GLOBAL_MODEL, Evaluation, Scoring, network_outputs
+from bespokefl.scoring import GLOBAL_MODEL, Evaluation, network_outputs, scored
 from bespokefl.serial import pack, unpack
 from bespokefl.states import ClientStates
 from bespokefl.task import Task
@@ -121,7 +121,6 @@ class Federation:
             states = ClientStates(algorithm.init_client(self.task, x0))
         resident = Resident(data, self.engine.device, self.task.dtype)
         self.site = Site(self.task, resident, data.splits, data.sizes("train"), self.engine, states, seed)
-        self._scorings: dict[tuple[Program, str, str], Scoring] = {}
 
     # rounds ------------------------------------------------------------------------------------------
     def round(self, clients: Iterable[int] | None = None, silent: Collection[int] = ()) -> RoundRecord:
@@ -242,11 +241,8 @@ class Federation:
         return Call(GLOBAL_MODEL, {"w": w})
 
     def _scored(self, call: Call, split: str, model: str) -> Call:
-        key = (call.program, split, model)
-        if key not in self._scorings:
-            outputs = self.algorithm.outputs if model == "personal" else network_outputs
-            self._scorings[key] = Scoring(call.program, split, SCORING_BATCH, outputs)
-        return call._replace(program=self._scorings[key].program)
+        outputs = self.algorithm.outputs if model == "personal" else network_outputs
+        return call._replace(program=scored(call.program, split, SCORING_BATCH, outputs))
 
     def _read(self, call: Call, cohort: Cohort, splits: dict[str, Any] | None = None) -> tuple[Rows, dict[str, Tree]]:
         """Runs a program without any trace: no state, no traffic, no failure is recorded."""

@@ -1,6 +1,7 @@
 """Scoring a client's model: the program that makes the model, with a scoring phase behind it. Nothing is written."""
 
 from collections.abc import Callable
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -31,17 +32,20 @@ class Tally(NamedTuple):
     n: Tensor
 
 
-class Scoring:
+@cache
+def scored(program: Program, split: str, size: int | None, outputs: Outputs) -> Program:
     """The program that runs ``program`` up to its upload's ``model`` and scores it on a split.
 
-    One object per program, so that engines recognise its functions from one evaluation to the next.
+    The same one for the same arguments, so that engines know its functions again in later evaluations and runs.
     """
+    scoring = _Scoring(program, outputs)
+    phase = Phase(scoring.add, ordered(split, size), scoring.enter)
+    return Program(program.begin, (*program.phases, phase), scoring.finish)
 
-    def __init__(self, program: Program, split: str, size: int | None, outputs: Outputs) -> None:
+
+class _Scoring:
+    def __init__(self, program: Program, outputs: Outputs) -> None:
         self._made_by, self._outputs = program, outputs
-        self.program = Program(
-            program.begin, (*program.phases, Phase(self.add, ordered(split, size), self.enter)), self.finish
-        )
 
     def enter(self, task: Task, down: Down, carry: Tree) -> Tally:
         zero = torch.zeros((), dtype=torch.float64)
