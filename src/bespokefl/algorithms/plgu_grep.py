@@ -24,19 +24,16 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from bespokefl.algorithms.base import Algorithm, Setup
+from bespokefl.algorithms.fedper import PartialSharing
 from bespokefl.algorithms.hyper import hyper
-from bespokefl.cohort import Cohort
-from bespokefl.errors import InputError
-from bespokefl.program import Call, Down, Phase, Program, shuffled
-from bespokefl.scoring import hand_over
+from bespokefl.program import Down, Phase, shuffled
 from bespokefl.sharpness import Part, equal_scores, layers_of, lwsam, scores
 from bespokefl.task import Batch, Task
-from bespokefl.trees import Model, Tree, drop, mean, pick, shift
+from bespokefl.trees import Model, Tree, drop, pick, shift
 
 
 class Kept(NamedTuple):
-    h: Model  # the head
+    v: Model  # the head
     m: Model  # its momentum (opt_state="keep" only)
     sent: Model  # the body sent last (score_from="previous" only)
     seen: Tensor  # 1 once the client took part
@@ -44,13 +41,12 @@ class Kept(NamedTuple):
 
 class Training(NamedTuple):
     x: Model  # body and head
-    mh: Model  # momentum of the head
-    mb: Model  # momentum of the body
+    m: Model  # momentum of both
     xi: Tensor  # scores against the body sent last (score_from="previous" only)
 
 
 @dataclass(frozen=True)
-class PLGUGRep(Algorithm):
+class PLGUGRep(PartialSharing):
     name: ClassVar[str] = "plgu-grep"
     paper: ClassVar[str] = "Guo et al., How to Prevent the Poor Performance Clients for Personalized FL?, CVPR 2023"
 
@@ -65,73 +61,45 @@ class PLGUGRep(Algorithm):
     grouping: Literal["module", "conv_norm"] = hyper("module", "a layer: a module, or a convolution with its norm")
     weights: Literal["sample", "uniform"] = hyper("uniform", "p_i: aggregation by samples (n_i) or all clients alike")
 
-    def check(self, task: Task, setup: Setup) -> None:
-        if not task.body:
-            raise InputError(
-                f"algorithm.name = '{self.name}': the model has no trained layer before its head "
-                f"'{task.head_name}', so there is nothing to share; take a deeper model or name another head"
-            )
-
-    def init(self, task: Task, x0: Model, setup: Setup) -> Tree:
-        return {"phi": drop(x0, task.head)}
-
     def init_client(self, task: Task, x0: Model) -> Kept:
-        h = pick(x0, task.head)
-        return self._kept(task, x0, self.opt.init(h), torch.zeros(()))
+        return self._remembered(task, x0, self.opt.init(task.params(x0)), torch.zeros(()))
 
-    def round(self, server: Tree, cohort: Cohort) -> Tree:
-        up = cohort.run(self.train, shared={"phi": server["phi"]})
-        return {"phi": mean(up.phi, up.weights(self.weights))}  # Algorithm 3, line 14
-
-    def personal_model(self, server: Tree, cohort: Cohort) -> Call:
-        return Call(Program(self.own, (), hand_over), {"phi": server["phi"]})
-
-    # one client --------------------------------------------------------------------------------------
     @property
-    def train(self) -> Program:
+    def phases(self) -> tuple[Phase, ...]:
+        """Lines 5 to 9 with the body fixed, then lines 10 to 13 with the head fixed."""
         head = shuffled(self.head_epochs or self.local_epochs, self.batch_size, drop_last=self.drop_last)
         steps = 1 if self.body_steps == "batch" else None
         body = shuffled(1, self.batch_size, steps=steps, drop_last=self.drop_last)
-        return Program(self.begin, (Phase(self.head_step, head), Phase(self.body_step, body)), self.finish)
+        return Phase(self.private_step, head), Phase(self.body_step, body)
 
     def begin(self, task: Task, down: Down, kept: Kept) -> Training:
-        x = self.own(task, down, kept)
-        mh = self.momentum_at_start(kept.m, kept.h)
+        x = self.joined(task, down, kept)
+        m = self.opt.init(task.params(x)) | kept.m
         layers = self.layers(task)
         xi = equal_scores(x[task.body[0]], layers, self.score_scale)
         if self.score_from == "previous":
             xi = torch.where(kept.seen > 0, scores(kept.sent, x, layers, self.score_scale), xi)
-        return Training(x, mh, self.opt.init(pick(x, task.body)), xi)
-
-    def head_step(self, task: Task, down: Down, c: Training, batch: Batch) -> Training:
-        """Lines 5 to 9: the body is fixed."""
-        p = task.grad(c.x, batch, task.head, train=False)
-        x, mh = self.opt.step(c.x, p.grad, c.mh)
-        return c._replace(x=x, mh=mh)
+        return Training(x, m, xi)
 
     def body_step(self, task: Task, down: Down, c: Training, batch: Batch) -> Training:
-        """Lines 10 to 13: the head is fixed."""
         layers = self.layers(task)
         p = task.grad(c.x, batch, task.body)
-        x, mb = self.opt.step(c.x, p.grad, c.mb)  # eq. (11)
+        x, m = self.opt.step(c.x, p.grad, c.m)  # eq. (11)
         xi = scores(x, c.x, layers, self.score_scale) if self.score_from == "step" else c.xi  # eq. (10)
         g = task.grad(x, batch, task.body).grad if self.perturb_grad == "fresh" else p.grad
         epsilon = lwsam(g, xi, layers, self.rho, self.p, self.norm_scope)  # eq. (12)
         q = task.grad(shift(x, 1.0, epsilon), batch, task.body)
-        x, mb = self.opt.step(x, q.grad, mb)  # eq. (13)
-        return Training(x | p.buffers, c.mh, mb, c.xi)
+        x, m = self.opt.step(x, q.grad, m)  # eq. (13)
+        return Training(x | p.buffers, m, c.xi)
 
     def finish(self, task: Task, down: Down, c: Training) -> tuple[dict[str, Tree], Kept]:
-        return {"phi": drop(c.x, task.head)}, self._kept(task, c.x, c.mh, torch.ones(()))
-
-    def own(self, task: Task, down: Down, kept: Kept) -> Model:
-        """The body received with the client's own head."""
-        parts = {**down.phi, **kept.h}
-        return {k: parts[k] for k in task.initial}
+        upload, _ = super().finish(task, down, c)
+        return upload, self._remembered(task, c.x, c.m, torch.ones(()))
 
     def layers(self, task: Task) -> tuple[Part, ...]:
         return layers_of(task, self.grouping, task.body)
 
-    def _kept(self, task: Task, x: Model, m: Model, seen: Tensor) -> Kept:
+    def _remembered(self, task: Task, x: Model, m: Model, seen: Tensor) -> Kept:
         sent = pick(x, task.body) if self.score_from == "previous" else {}
-        return Kept(pick(x, task.head), self.momentum_to_keep(m), sent, seen)
+        kept = self.kept(task, x, drop(m, task.body))
+        return Kept(kept.v, kept.m, sent, seen)
