@@ -1,0 +1,57 @@
+"""FedBABU: only the body is learned together; the head stays random until fine-tuning (Oh et al., ICLR 2022).
+
+A client runs E epochs of SGD on the body phi under the common initial head, which nobody trains, averages or sends; the
+server averages the bodies. The global model is the newest body with the initial head, and a client's model is that
+after ``finetune_epochs`` of local SGD at evaluation, on a copy: of the whole model, of the body, or of the head alone.
+
+* The authors' code and PGFed's differ in the average: all clients alike (the default), or by samples.
+* The authors train with lr 0.1, divided by 10 after 1/2 and 3/4 of the rounds, and momentum 0.9, and fine-tune for 1 to
+  5 epochs; PGFed's code for 1 epoch, at a rate of its own: ``finetune_lr``.
+* The head alone is fine-tuned with the body in evaluation mode; otherwise running statistics move with the copy.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from bespokefl.algorithms.base import Setup, Training
+from bespokefl.algorithms.fedper import PartialSharing
+from bespokefl.algorithms.hyper import hyper
+from bespokefl.cohort import Cohort
+from bespokefl.optim import SGD
+from bespokefl.program import Call, Down, Phase
+from bespokefl.task import Batch, Task
+from bespokefl.trees import Model, Tree
+
+
+@dataclass(frozen=True)
+class FedBABU(PartialSharing):
+    name: ClassVar[str] = "fedbabu"
+    paper: ClassVar[str] = (
+        "Oh et al., FedBABU: Toward Enhanced Representation for Federated Image Classification, ICLR 2022"
+    )
+
+    finetune_epochs: int = hyper(1, "tau_f: epochs of fine-tuning at evaluation", low=1)
+    finetune_part: Literal["whole", "body", "head"] = hyper("whole", "what is fine-tuned")
+    finetune_lr: float | None = hyper(None, "step size of fine-tuning; nothing: lr", low=0)
+    weights: Literal["sample", "uniform"] = hyper("uniform", "p_i: aggregation by samples (n_i) or all clients alike")
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        return (Phase(self.shared_step, self.epochs),)
+
+    def init(self, task: Task, x0: Model, setup: Setup) -> Tree:
+        return {**super().init(task, x0, setup), "x0": x0}
+
+    def global_model(self, server: Tree) -> Model:
+        model: Model = server["x0"] | server["phi"]  # the head is that of x0
+        return model
+
+    def personal_model(self, server: Tree, cohort: Cohort) -> Call:
+        return Call(self.tuned(self.finetune_step, self.finetune_epochs), {"phi": server["phi"]})
+
+    def finetune_step(self, task: Task, down: Down, c: Training, batch: Batch) -> Training:
+        names = {"whole": task.names, "body": self.shared_params(task), "head": self.private_params(task)}
+        p = task.grad(c.x, batch, names[self.finetune_part], train=self.finetune_part != "head")
+        lr = self.lr if self.finetune_lr is None else self.finetune_lr
+        x, m = SGD(lr, self.momentum, self.weight_decay).step(c.x, p.grad, c.m)
+        return Training(x | p.buffers, m)
