@@ -3,9 +3,9 @@
     python benchmarks/leaderboard.py                       # all boards, one process per core
     python benchmarks/leaderboard.py --boards digits-labels --methods local,fedavg,ditto
 
-A board is an experiment of experiments/leaderboard-*.toml. Each of its methods is tuned by `bespoke tune` (learning rate
-by validation accuracy; test data take no part), then run by `bespoke run` with the value found, in processes of its own.
-Stopped or failed methods go on where they were when the command is given again.
+A board is an experiment of experiments/leaderboard-*.toml. Each of its methods is tuned by `bespoke tune` (learning
+rate by validation accuracy; test data take no part), then run by `bespoke run` with the value found, in processes of
+its own. Stopped or failed methods go on where they were when the command is given again.
 """
 
 import argparse

@@ -60,9 +60,7 @@ class PLGULF(Algorithm):
     name: ClassVar[str] = "plgu-lf"
     paper: ClassVar[str] = "Guo et al., How to Prevent the Poor Performance Clients for Personalized FL?, CVPR 2023"
 
-    D: int | None = hyper(
-        None, "D: number of personal layers, Algorithm 2; nothing: 5, but at most half of them", low=0
-    )
+    D: int | None = hyper(None, "D: number of personal layers, Algorithm 2; nothing: 5, at most half of them", low=0)
     rho: float = hyper(0.05, "rho: radius of the perturbation, eq. (5)", low=0)
     p: float = hyper(2.0, "p: norm of the perturbation, eq. (5)", above=1)
     perturb_at: Literal["theta", "w"] = hyper("theta", "where the perturbed gradient is taken, Algorithm 1")
