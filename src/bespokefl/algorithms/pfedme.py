@@ -1,0 +1,121 @@
+"""pFedMe: personal models tied to the global one by a Moreau envelope (Dinh et al., NeurIPS 2020).
+
+min over w of the mean of F_i(w) = min_theta f_i(theta) + lam/2 |theta - w|^2, eqs. (2) and (3). In each local step of
+Algorithm 1 a client approaches the inner minimum by K steps on one batch,
+theta <- theta - eta_p (grad f_i(theta) + lam (theta - w_i)), and follows the envelope's gradient with its copy of w,
+w_i <- w_i - eta lam (w_i - theta). The server takes w <- (1 - beta) w + beta mean_i w_i, 1/C each. eta is ``lr``. What
+is scored is theta_i of the client's last round (the initial model if it never took part).
+
+As in the authors' code theta starts a round at w and then goes on from local step to local step; it is not set back to
+w_i. Further:
+
+* Local steps are counted by ``local_epochs``, for comparisons at equal data; ``local_unit="steps"`` takes the paper's
+  R batches. Each of them costs K gradients.
+* ``train_all``: their code trains all clients in every round and samples only whose w_i are averaged.
+* Their inner step also decays theta by 0.001, which is ``weight_decay`` here. Both updates are plain steps: momentum
+  and ``opt_state`` have no effect.
+* They take eta = 0.005 and batches of 20.
+* Running statistics are those of the passes at theta, also in w_i; beta above 1 does not push them beyond the mean.
+"""
+
+import contextlib
+from dataclasses import dataclass
+from typing import ClassVar, Literal, NamedTuple
+
+import numpy as np
+
+from bespokefl.algorithms.base import Algorithm, Setup
+from bespokefl.algorithms.hyper import hyper
+from bespokefl.cohort import Cohort
+from bespokefl.errors import RunError
+from bespokefl.optim import SGD
+from bespokefl.program import Batches, Call, Down, Phase, Program, shuffled
+from bespokefl.proximal import part_way, pulled, server_step
+from bespokefl.scoring import hand_over
+from bespokefl.task import Batch, Task
+from bespokefl.trees import Model, Tree, mean
+
+
+class Pair(NamedTuple):
+    w: Model  # w_i, the client's copy of w
+    theta: Model
+
+
+@dataclass(frozen=True)
+class PFedMe(Algorithm):
+    name: ClassVar[str] = "pfedme"
+    paper: ClassVar[str] = "Dinh et al., Personalized Federated Learning with Moreau Envelopes, NeurIPS 2020"
+
+    lam: float = hyper(15.0, "lambda: pull of theta towards w_i, eq. (3)", low=0)
+    K: int = hyper(5, "K: inner steps on one batch", low=1)
+    eta_p: float = hyper(0.09, "eta_p: step size of theta", low=0)
+    beta: float = hyper(1.0, "beta: step size of the server, Algorithm 1", above=0)
+    local_unit: Literal["epochs", "steps"] = hyper("epochs", "local rounds: the batches of local_epochs, or R of them")
+    R: int = hyper(20, 'R: local rounds, one batch each (local_unit="steps")', low=1)
+    train_all: bool = hyper(False, "train all clients in every round, average only those sampled")
+    weights: Literal["sample", "uniform"] = hyper("uniform", "p_i: aggregation by samples (n_i) or all clients alike")
+
+    def init(self, task: Task, x0: Model, setup: Setup) -> Tree:
+        return {"w": x0}
+
+    def init_client(self, task: Task, x0: Model) -> Model:
+        return x0  # theta
+
+    def round(self, server: Tree, cohort: Cohort) -> Tree:
+        w = server["w"]
+        if self.train_all:
+            self.train_the_others(w, cohort)
+        up = cohort.run(self.train, shared={"w": w})
+        return {"w": server_step(cohort.site.task, w, self.beta, mean(up.w, up.weights(self.weights)))}
+
+    def train_the_others(self, w: Model, cohort: Cohort) -> None:
+        others = np.setdiff1d(cohort.everyone().ids, cohort.ids)
+        if len(others):
+            with contextlib.suppress(RunError):  # if none of them can, the round is still that of the cohort
+                Cohort(cohort.site, others, cohort.round, silent=cohort.silent, ledger=cohort.ledger).run(
+                    self.train_apart, shared={"w": w}
+                )
+
+    def global_model(self, server: Tree) -> Model:
+        w: Model = server["w"]
+        return w
+
+    def personal_model(self, server: Tree, cohort: Cohort) -> Call:
+        return Call(Program(self.own, (), hand_over))
+
+    # one client --------------------------------------------------------------------------------------
+    @property
+    def train(self) -> Program:
+        return Program(self.begin, (Phase(self.step, self.local_batches),), self.finish)
+
+    @property
+    def train_apart(self) -> Program:
+        """The same without sending w_i."""
+        return self.train._replace(finish=self.finish_apart)
+
+    @property
+    def local_batches(self) -> Batches:
+        if self.local_unit == "epochs":
+            return self.epochs
+        return shuffled(1, self.batch_size, steps=self.R, drop_last=self.drop_last)
+
+    def begin(self, task: Task, down: Down, theta: Model) -> Pair:
+        return Pair(down.w, down.w)
+
+    def step(self, task: Task, down: Down, c: Pair, batch: Batch) -> Pair:
+        inner = SGD(self.eta_p, weight_decay=self.weight_decay)
+        theta = c.theta
+        for _ in range(self.K):
+            p = task.grad(theta, batch)
+            theta, _ = inner.step(theta, pulled(p.grad, self.lam, theta, c.w), {})
+            theta = theta | p.buffers
+        return Pair(theta | part_way(task.params(c.w), self.lr * self.lam, task.params(theta)), theta)
+
+    def finish(self, task: Task, down: Down, c: Pair) -> tuple[dict[str, Tree], Model]:
+        return {"w": c.w}, c.theta
+
+    def finish_apart(self, task: Task, down: Down, c: Pair) -> tuple[dict[str, Tree], Model]:
+        return {}, c.theta
+
+    def own(self, task: Task, down: Down, theta: Model) -> Model:
+        return theta
