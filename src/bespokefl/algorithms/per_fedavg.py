@@ -1,0 +1,109 @@
+"""Per-FedAvg: a global model that one local gradient step makes good for each client (Fallah et al., NeurIPS 2020).
+
+min over w of the mean of f_i(w - alpha grad f_i(w)), eq. (3). A meta step of Algorithm 1 draws independent batches:
+w~ = w - alpha grad f_i(w) on the first and g = grad f_i(w~) on the second, and then
+
+* ``variant="fo"``, first order: w <- w - beta g. Two batches, two gradients.
+* ``variant="hf"``, Hessian-free, the default, because the paper finds it the better one on heterogeneous clients:
+  w <- w - beta (g - alpha d), where d = (grad f_i(w + delta g) - grad f_i(w - delta g)) / (2 delta) on the third batch
+  is the Hessian at w (not at w~) times g, eq. (10). Three batches, four gradients.
+
+beta is ``lr``, 0.001 in the paper's experiments. The server averages, 1/C each. A client is scored with one step of
+size alpha from the newest w on one batch of its train split, taken on a copy (``adapt_by="beta"``: of size beta, as
+PGFed's code does).
+
+An epoch is one pass over the train split: a meta step takes 2 or 3 batches of ``batch_size`` of it, so there are 2 or 3
+times fewer steps than in FedAvg's. The last samples of an epoch are shared out among the batches of a shorter step;
+where fewer samples are left than batches are needed (or a client has no more), samples serve in more than one.
+Meta steps are plain: momentum and ``opt_state`` have no effect. Running statistics are those of the pass at w.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+
+from bespokefl.algorithms.base import Algorithm, Setup
+from bespokefl.algorithms.hyper import hyper
+from bespokefl.cohort import Cohort
+from bespokefl.optim import SGD
+from bespokefl.program import Batches, Call, Down, Phase, Program, shuffled
+from bespokefl.scoring import hand_over, received
+from bespokefl.task import Batch, Task
+from bespokefl.trees import Model, Tree, axpy, mean, scale, shift, sub
+
+
+@dataclass(frozen=True)
+class PerFedAvg(Algorithm):
+    name: ClassVar[str] = "per-fedavg"
+    paper: ClassVar[str] = "Fallah et al., Personalized Federated Learning with Theoretical Guarantees, NeurIPS 2020"
+
+    alpha: float = hyper(0.01, "alpha: size of the step that adapts w to a client, eq. (3)", low=0)
+    variant: Literal["hf", "fo"] = hyper("hf", "the meta gradient: Hessian-free, or of first order")
+    delta: float = hyper(1e-3, 'delta: width of the difference that stands for the Hessian, eq. (10) ("hf")', above=0)
+    adapt_by: Literal["alpha", "beta"] = hyper("alpha", "size of the step at evaluation: alpha, or lr (PGFed's code)")
+    weights: Literal["sample", "uniform"] = hyper("uniform", "p_i: aggregation by samples (n_i) or all clients alike")
+
+    def init(self, task: Task, x0: Model, setup: Setup) -> Tree:
+        return {"w": x0}
+
+    def round(self, server: Tree, cohort: Cohort) -> Tree:
+        up = cohort.run(self.train, shared={"w": server["w"]})
+        return {"w": mean(up.w, up.weights(self.weights))}
+
+    def global_model(self, server: Tree) -> Model:
+        w: Model = server["w"]
+        return w
+
+    def personal_model(self, server: Tree, cohort: Cohort) -> Call:
+        one_batch = Batches("train", 1, self.batch_size, stream="finetune", steps=1)
+        return Call(Program(received, (Phase(self.adapt, one_batch),), hand_over), {"w": server["w"]})
+
+    # one client --------------------------------------------------------------------------------------
+    @property
+    def train(self) -> Program:
+        size = None if self.batch_size is None else self.batches * self.batch_size
+        batches = shuffled(self.local_epochs, size, drop_last=self.drop_last)
+        return Program(received, (Phase(self.meta_step, batches),), self.finish)
+
+    @property
+    def batches(self) -> int:
+        """Of one meta step."""
+        return 3 if self.variant == "hf" else 2
+
+    def meta_step(self, task: Task, down: Down, w: Model, batch: Batch) -> Model:
+        first, second, *third = shared_out(batch, self.batches)
+        p = task.grad(w, first)
+        g = task.grad(shift(w, -self.alpha, p.grad), second).grad
+        if self.variant == "hf":
+            g = axpy(-self.alpha, self.hessian_times(g, task, w, third[0]), g)
+        w, _ = SGD(self.lr, weight_decay=self.weight_decay).step(w, g, {})
+        return w | p.buffers
+
+    def hessian_times(self, g: Model, task: Task, w: Model, batch: Batch) -> Model:
+        ahead, behind = (task.grad(shift(w, s, g), batch).grad for s in (self.delta, -self.delta))
+        d: Model = scale(1 / (2 * self.delta), sub(ahead, behind))
+        return d
+
+    def finish(self, task: Task, down: Down, w: Model) -> tuple[dict[str, Tree], Tree]:
+        return {"w": w}, {}
+
+    def adapt(self, task: Task, down: Down, w: Model, batch: Batch) -> Model:
+        p = task.grad(w, batch)
+        return shift(w, -self.alpha if self.adapt_by == "alpha" else -self.lr, p.grad) | p.buffers
+
+
+def shared_out(batch: Batch, parts: int) -> list[Batch]:
+    """The samples dealt to several batches in turn, so that padding leaves none of them empty.
+
+    Fewer samples than batches are dealt over again until each batch has one.
+    """
+    n = batch.n.long()
+    k = torch.arange(max(parts, batch.x.shape[0]), device=batch.x.device)
+    rows = k % n.clamp(min=1)
+    x, y = batch.x[rows], batch.y[rows]
+    weights = None if batch.weights is None else (k < n.clamp(min=parts)).to(batch.weights.dtype)
+    return [
+        Batch(x[j::parts], y[j::parts], None if weights is None else weights[j::parts], batch.key + j)
+        for j in range(parts)
+    ]
