@@ -1,20 +1,25 @@
 """The example scripts run, and the method in them computes what its paper says."""
 
+import contextlib
+import importlib
 import json
 import os
 import re
 import runpy
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from tests.algorithms import small
 from torch import nn
 
 import bespokefl
+from bespokefl.algorithms.fedavg import FedAvg
 from bespokefl.data import FederatedData
 from bespokefl.engines import Sequential, Vectorized
 from bespokefl.errors import InputError
@@ -25,18 +30,29 @@ EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 LR, EPOCHS = 0.3, 3
 
 
-@pytest.fixture(scope="module")
-def scaffold() -> Any:
+@contextlib.contextmanager
+def imported(name: str) -> Iterator[Any]:
+    """An example as a module, gone without a trace."""
     sys.dont_write_bytecode, before = True, sys.dont_write_bytecode
     sys.path.insert(0, str(EXAMPLES))
     try:
-        import own_algorithm
-
-        yield own_algorithm.Scaffold
+        yield importlib.import_module(name)
     finally:
         sys.path.remove(str(EXAMPLES))
-        sys.modules.pop("own_algorithm", None)
+        sys.modules.pop(name, None)
         sys.dont_write_bytecode = before
+
+
+@pytest.fixture(scope="module")
+def scaffold() -> Iterator[Any]:
+    with imported("own_algorithm") as module:
+        yield module.Scaffold
+
+
+@pytest.fixture(scope="module")
+def q_fedavg() -> Iterator[Any]:
+    with imported("q_fedavg") as module:
+        yield module.QFedAvg
 
 
 @pytest.fixture(scope="module")
@@ -120,3 +136,38 @@ def test_own_algorithm_on_the_command_line(tmp_path: Path) -> None:
         (summary,) = tmp_path.glob("*/seed-0/summary.json")
         assert json.loads(summary.read_text())["algorithm"] == "own_algorithm:Scaffold"
         summary.unlink()  # unfinished, as if it had stopped before the end
+
+
+@pytest.mark.parametrize("engine", [Sequential, Vectorized])
+@pytest.mark.parametrize("q", [0.5, 2.0])
+def test_q_fedavg_is_algorithm_2(q_fedavg: Any, engine: Any, q: float) -> None:
+    algorithm = q_fedavg(lr=0.1, momentum=0.9, local_epochs=2, batch_size=3, q=q)
+    federation = small.federate(algorithm, engine("cpu"))
+    w = small.start()
+    for t in range(2):
+        federation.round()
+        weights, steps, h = [], [], 0.0
+        for i, (x, y) in enumerate(small.samples()):
+            F, v, m = small.loss(w, x, y), w, small.Weights()
+            _, batches = small.batches(federation, algorithm.train, i, t)
+            for rows in batches:
+                v, m = small.sgd(v, small.gradient(v, x[rows], y[rows]), m, lr=0.1, momentum=0.9)
+            dw = {k: (w[k] - v[k]) / 0.1 for k in w}
+            weights.append(F**q)
+            steps.append(dw)
+            h += q * F ** (q - 1) * float((small.flat(dw) ** 2).sum()) + F**q / 0.1
+        w = {k: w[k] - sum(a * d[k] for a, d in zip(weights, steps, strict=True)) / h for k in w}
+    small.assert_models(federation.server["w"], w, 1e-11)
+
+
+def test_q_fedavg_without_q_is_fedavg(q_fedavg: Any) -> None:
+    settings: dict[str, Any] = {"lr": 0.1, "local_epochs": 2, "batch_size": 3, "weights": "uniform"}
+    ours, fedavg = small.federate(q_fedavg(**settings, q=0.0)), small.federate(FedAvg(**settings))
+    for federation in (ours, fedavg):
+        federation.run(rounds=2)
+    for k, v in fedavg.server["w"].items():
+        torch.testing.assert_close(ours.server["w"][k], v, rtol=1e-12, atol=1e-14)
+
+
+def test_the_tutorial_is_short() -> None:
+    assert len((EXAMPLES / "q_fedavg.py").read_text().splitlines()) < 60

@@ -12,6 +12,7 @@ from bespokefl.algorithms.base import Algorithm, Setup
 from bespokefl.algorithms.hyper import hyper
 from bespokefl.cohort import Cohort
 from bespokefl.program import Call, Down, Phase, Program
+from bespokefl.proximal import pulled
 from bespokefl.scoring import hand_over
 from bespokefl.task import Batch, Task
 from bespokefl.trees import Model, Tree, mean
@@ -68,7 +69,7 @@ class Ditto(Algorithm):
     def step(self, task: Task, down: Down, c: Two, batch: Batch) -> Two:
         p, q = task.grad(c.x, batch), task.grad(c.v, batch)
         x, mx = self.opt.step(c.x, p.grad, c.mx)
-        v, mv = self.opt.step(c.v, {k: g + self.lam * (c.v[k] - down.w[k]) for k, g in q.grad.items()}, c.mv)
+        v, mv = self.opt.step(c.v, pulled(q.grad, self.lam, c.v, down.w), c.mv)
         return Two(x | p.buffers, v | q.buffers, mx, mv)
 
     def finish(self, task: Task, down: Down, c: Two) -> tuple[dict[str, Tree], Kept]:

@@ -11,6 +11,7 @@ from typing import ClassVar
 from bespokefl.algorithms.fedavg import FedAvg
 from bespokefl.algorithms.hyper import hyper
 from bespokefl.program import Down
+from bespokefl.proximal import pulled
 from bespokefl.task import Batch, Pass, Task
 from bespokefl.trees import Model
 
@@ -24,4 +25,4 @@ class FedProx(FedAvg):
 
     def gradient(self, task: Task, down: Down, x: Model, batch: Batch) -> Pass:
         p = task.grad(x, batch)
-        return p._replace(grad={k: g + self.mu * (x[k] - down.w[k]) for k, g in p.grad.items()})
+        return p._replace(grad=pulled(p.grad, self.mu, x, down.w))
