@@ -10,7 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import minimize
 
-from bespokefl.solvers import CHUNK, Floats, active_set, factor, gap, gram, min_norm, nearest_directions
+from bespokefl.solvers import (
+    CHUNK,
+    Floats,
+    active_set,
+    factor,
+    gap,
+    gram,
+    min_norm,
+    min_norm_near,
+    nearest_directions,
+    squared_distances,
+)
 
 KINDS = ("plain", "one-sided", "duplicates", "nearly collinear", "a zero column", "1e-12 to 1e12", "opposite")
 
@@ -37,19 +48,20 @@ def columns(kind: str, n: int, dim: int, seed: int) -> Floats:
 problems = st.builds(columns, st.sampled_from(KINDS), st.integers(2, 8), st.integers(1, 9), st.integers(0, 10**6))
 
 
-def slsqp_min_norm(q: Floats) -> Floats:
+def slsqp_min_norm(q: Floats, low: Any = 0.0, high: Any = 1.0) -> Floats:
     n = q.shape[1]
     k = q.T @ q
+    low, high = np.broadcast_to(low, n), np.broadcast_to(high, n)
     found = minimize(
         lambda lam: 0.5 * lam @ k @ lam,
-        np.full(n, 1 / n),
+        low + (1 - low.sum()) * (high - low) / max((high - low).sum(), 1e-300),
         jac=lambda lam: k @ lam,
-        bounds=[(0, None)] * n,
+        bounds=list(zip(low, high, strict=True)),
         constraints={"type": "eq", "fun": lambda lam: lam.sum() - 1, "jac": lambda lam: np.ones(n)},
         method="SLSQP",
         options={"ftol": 1e-16, "maxiter": 1000},
     )
-    lam = np.maximum(found.x, 0)
+    lam = np.clip(found.x, low, high)
     return np.asarray(lam / lam.sum())
 
 
@@ -126,6 +138,89 @@ def test_zero_and_single_columns() -> None:
     assert min_norm(np.array([[4.0]])).tolist() == [1]
     assert min_norm(np.zeros((3, 3))).tolist() == [1, 0, 0]
     assert min_norm(np.array([[1.0, 0.0], [0.0, 0.0]])).tolist() == [0, 1]
+
+
+# the shortest vector near given weights --------------------------------------------------------------
+def box(p: Floats, epsilon: float) -> tuple[Floats, Floats]:
+    return np.maximum(0, p - epsilon), np.minimum(1, p + epsilon)
+
+
+def box_gap(k: Floats, lam: Floats, p: Floats, epsilon: float) -> float:
+    """How much lower lam.K could get by any feasible weights: no squared length is lower by more than twice this."""
+    low, high = box(p, epsilon)
+    slopes, best = k @ lam, low.copy()
+    for j in np.argsort(slopes, kind="stable"):  # a linear function is lowest where the steepest are filled first
+        best[j] += min(high[j] - low[j], 1 - best.sum())
+    return float((lam - best) @ slopes)
+
+
+def centre(kind: str, n: int, seed: int) -> Floats:
+    rng = np.random.default_rng(seed)
+    return {"uniform": np.full(n, 1 / n), "skewed": rng.dirichlet(np.full(n, 0.3)), "corner": np.eye(n)[seed % n]}[kind]
+
+
+CENTRES = ("uniform", "skewed", "corner")
+EPSILONS = (0.0, 1e-9, 0.01, 0.1, 0.4, 1.0)
+
+
+@given(problems, st.sampled_from(CENTRES), st.integers(0, 10**6), st.sampled_from(EPSILONS))
+def test_min_norm_near_is_feasible_and_optimal(q: Floats, kind: str, seed: int, epsilon: float) -> None:
+    k, p = q.T @ q, centre(kind, q.shape[1], seed)
+    lam, (low, high) = min_norm_near(k, p, epsilon), box(p, epsilon)
+    assert (low <= lam).all() and (lam <= high).all() and lam.sum() == pytest.approx(1, abs=1e-14)  # bounds exactly
+    assert box_gap(k, lam, p, epsilon) <= 1e-14 * k.diagonal().max()
+
+
+@given(problems, st.sampled_from(CENTRES), st.integers(0, 10**6), st.sampled_from((0.01, 0.1, 0.4, 1.0)))
+def test_min_norm_near_matches_slsqp(q: Floats, kind: str, seed: int, epsilon: float) -> None:
+    q, p = q / np.maximum(np.linalg.norm(q, axis=0), 1e-300), centre(kind, q.shape[1], seed)
+    ours, theirs = q @ min_norm_near(q.T @ q, p, epsilon), q @ slsqp_min_norm(q, *box(p, epsilon))
+    assert ours @ ours <= theirs @ theirs + 1e-14
+    assert np.linalg.norm(ours - theirs) <= 1e-6 + 2 * np.sqrt(max(0, theirs @ theirs - ours @ ours))
+
+
+@given(problems, st.sampled_from(CENTRES), st.integers(0, 10**6))
+def test_min_norm_near_with_all_freedom_is_min_norm_and_with_none_the_centre(q: Floats, kind: str, seed: int) -> None:
+    q, p = q / np.maximum(np.linalg.norm(q, axis=0), 1e-300), centre(kind, q.shape[1], seed)
+    k = q.T @ q
+    assert np.linalg.norm(q @ min_norm_near(k, p, 1.0) - q @ min_norm(k)) <= 1e-7
+    assert (min_norm_near(k, p, 0.0) == p).all()  # exact
+
+
+@given(problems, st.integers(0, 10**6))
+def test_more_freedom_never_lengthens(q: Floats, seed: int) -> None:
+    k, p = q.T @ q, centre("skewed", q.shape[1], seed)
+    squared = [lam @ k @ lam for lam in (min_norm_near(k, p, epsilon) for epsilon in EPSILONS)]
+    assert all(b <= a + 1e-14 * k.diagonal().max() for a, b in itertools.pairwise(squared))
+
+
+@given(st.integers(0, 10**6), st.sampled_from(EPSILONS))
+def test_two_columns_near_a_centre_in_closed_form(seed: int, epsilon: float) -> None:
+    rng = np.random.default_rng(seed)
+    q, p = rng.normal(size=(3, 2)), rng.uniform()
+    best = (q[:, 1] - q[:, 0]) @ q[:, 1] / ((q[:, 0] - q[:, 1]) @ (q[:, 0] - q[:, 1]))
+    expected = np.clip(best, max(0, p - epsilon), min(1, p + epsilon))
+    lam = min_norm_near(q.T @ q, np.array([p, 1 - p]), epsilon)
+    assert lam == pytest.approx([expected, 1 - expected], abs=1e-12)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("epsilon", [0.003, 0.1, 1.0])
+def test_min_norm_near_of_60_columns(kind: str, epsilon: float) -> None:
+    q, p = columns(kind, 60, 80, 5), centre("skewed", 60, 2)
+    k = q.T @ q
+    lam = min_norm_near(k, p, epsilon)
+    assert box_gap(k, lam, p, epsilon) <= 1e-14 * k.diagonal().max()
+    assert (lam == min_norm_near(k.copy(), p.copy(), epsilon)).all()  # deterministic
+
+
+def test_min_norm_near_of_degenerate_columns() -> None:
+    assert min_norm_near(np.array([[4.0]]), np.ones(1), 0.1).tolist() == [1]
+    assert min_norm_near(np.zeros((2, 2)), np.array([0.3, 0.7]), 0.5).tolist() == [0.3, 0.7]
+    same = np.ones((3, 3))  # three equal columns: any weights are as good
+    assert min_norm_near(same, np.array([0.2, 0.3, 0.5]), 0.1).sum() == pytest.approx(1, abs=1e-15)
+    zero_last = np.diag([1.0, 1.0, 0.0])
+    assert min_norm_near(zero_last, np.full(3, 1 / 3), 0.1) == pytest.approx([17 / 60, 17 / 60, 13 / 30], abs=1e-15)
 
 
 # the nearest direction without conflict ---------------------------------------------------------------
@@ -217,6 +312,35 @@ def test_gram_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     assert CHUNK > 30
     monkeypatch.setattr("bespokefl.solvers.CHUNK", 8)
     assert (gram(rows) == whole).all()
+
+
+# distances --------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_squared_distances_are_those_of_differences(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    tree = {"a": torch.randn(5, 4, 3, dtype=dtype), "b": torch.randn(5, dtype=dtype)}
+    rows = torch.cat([tree["a"].reshape(5, -1), tree["b"].reshape(5, 1)], 1).double().numpy()
+    expected = ((rows[[3, 0], None] - rows[None]) ** 2).sum(2)
+    found = squared_distances(tree, np.array([3, 0]))
+    assert found == pytest.approx(expected, rel=1e-13, abs=0)
+    monkeypatch.setattr("bespokefl.solvers.CHUNK", 15)
+    assert squared_distances(tree, np.array([3, 0])) == pytest.approx(found, rel=1e-13, abs=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_squared_distances_of_nearly_equal_rows(dtype: torch.dtype) -> None:
+    """Rows of length 1000 that differ by 1e-6: a plain Gram matrix would leave none of the 1e-12 in float64."""
+    torch.manual_seed(0)
+    middle = 10 * torch.randn(1, 10_000, dtype=torch.float64)
+    rows = (middle + 1e-8 * torch.randn(4, 10_000, dtype=torch.float64)).to(dtype)
+    rows[3] = rows[2]
+    x = rows.double().numpy()
+    expected = ((x[:, None] - x[None]) ** 2).sum(2)
+    found = squared_distances({"x": rows}, np.arange(4))
+    assert found == pytest.approx(expected, rel=1e-9, abs=1e-13 * expected.max())
+    k = x @ x.T
+    plain = k.diagonal()[:, None] + k.diagonal() - 2 * k
+    assert np.abs(plain - expected).max() > 0.01 * expected.max()
 
 
 def test_factor_restores_the_matrix() -> None:

@@ -1,12 +1,13 @@
-"""The two small convex problems of gradient geometry, solved exactly from a Gram matrix in float64.
+"""The small convex problems of gradient geometry, solved exactly from a Gram matrix in float64.
 
-Both are least squares over non-negative weights with one extra row, so that one active-set method (Lawson and Hanson,
-Solving Least Squares Problems, ch. 23) serves both: it ends by solving the equality system on its active set, and an
-iterative method's error of the square root of its tolerance never arises. Columns are brought to unit length first,
-so their scales (1e-12 beside 1e12) do not matter, and only the Gram matrix's rounding does.
+Two of them are least squares over non-negative weights with one extra row, so that one active-set method (Lawson and
+Hanson, Solving Least Squares Problems, ch. 23) serves both: it ends by solving the equality system on its active set,
+and an iterative method's error of the square root of its tolerance never arises. Columns are brought to unit length
+first, so their scales (1e-12 beside 1e12) do not matter, and only the Gram matrix's rounding does. The third has upper
+bounds too, and an active-set method of its own.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import torch
@@ -24,16 +25,36 @@ EPS = float(np.finfo(np.float64).eps)
 def gram(stacked: Tree) -> Floats:
     """The inner products of a stacked tree's rows, in float64 whatever the type of its leaves."""
     total: torch.Tensor | None = None
-    for leaf in leaves(stacked):
-        rows = leaf.reshape(leaf.shape[0], -1)
-        width = max(1, CHUNK // max(1, len(rows)))
-        for k in range(0, rows.shape[1], width):
-            wide = rows[:, k : k + width].double()
-            total = wide @ wide.T if total is None else total.addmm_(wide, wide.T)
+    for wide in _chunks(stacked):
+        total = wide @ wide.T if total is None else total.addmm_(wide, wide.T)
     if total is None:
         raise ValueError("gram needs a tree with at least one tensor")
     products: Floats = total.cpu().numpy()
     return (products + products.T) / 2
+
+
+def squared_distances(stacked: Tree, some: NDArray[np.int64]) -> Floats:
+    """|x_i - x_j|^2 of some rows i of a stacked tree from all its rows j, in float64 whatever the type of its leaves.
+
+    By inner products: a matrix product instead of a difference per pair. Rows are measured from their mean, so that
+    what cancels is as large as the spread of the rows, not as the rows.
+    """
+    found = np.zeros((len(some), leaves(stacked)[0].shape[0]))
+    for wide in _chunks(stacked):
+        wide = wide - wide.mean(0)
+        squares, index = (wide * wide).sum(1), torch.as_tensor(some, device=wide.device)
+        found += (squares[index, None] + squares - 2 * wide[index] @ wide.T).cpu().numpy()
+    found[np.arange(len(some)), some] = 0.0
+    return np.maximum(found, 0)
+
+
+def _chunks(stacked: Tree) -> Iterator[torch.Tensor]:
+    """The rows of a stacked tree in float64, some columns at a time."""
+    for leaf in leaves(stacked):
+        rows = leaf.reshape(leaf.shape[0], -1)
+        width = max(1, CHUNK // max(1, len(rows)))
+        for k in range(0, rows.shape[1], width):
+            yield rows[:, k : k + width].double()
 
 
 def factor(correlations: Floats) -> Floats:
@@ -59,6 +80,54 @@ def min_norm(products: Floats) -> Floats:
     weights = u * (lengths.min() / lengths)
     weights = weights / weights.sum()
     return _polished(products, weights)
+
+
+def min_norm_near(products: Floats, p: Floats, epsilon: float) -> Floats:
+    """Weights of the shortest Q lam with lam >= 0, sum lam = 1 and |lam_j - p_j| <= epsilon; columns of like length.
+
+    A primal active-set method that starts at p, which is such weights itself. It solves the equality system on the
+    weights that are not at a bound. A weight that meets its bound on the way stays there, until at an optimum of the
+    others its multiplier has the wrong sign. With epsilon = 0 the answer is p, with epsilon = 1 that of ``min_norm``.
+    """
+    low, high = np.maximum(0, p - epsilon), np.minimum(1, p + epsilon)
+    lam = np.array(p, dtype=np.float64)
+    noise = 8 * EPS * float(np.sqrt(len(lam)) * products.diagonal().max(initial=0))
+    if not noise:
+        return lam
+    free = (low < lam) & (lam < high)
+    for _ in range(20 * len(lam)):
+        step = _balanced_step(products, lam, free, noise)
+        moves = np.abs(step) > EPS**2
+        room = np.where(step < 0, low - lam, high - lam) / np.where(moves, step, 1)
+        share = min(1.0, float(room[moves].min(initial=1)))
+        met = moves & (room <= share)
+        lam = np.where(met, np.where(step < 0, low, high), np.clip(lam + share * step, low, high))
+        free &= (low < lam) & (lam < high)
+        if share < 1:
+            continue
+        slopes = products @ lam
+        falls, rises = np.where(lam > low, slopes, -np.inf), np.where(lam < high, slopes, np.inf)
+        i, j = int(falls.argmax()), int(rises.argmin())
+        if not falls[i] - rises[j] > noise:
+            break
+        if free.any():  # one at a time: only then has its step surely the right sign
+            level = slopes[free].mean()
+            free[i if falls[i] - level > level - rises[j] else j] = True
+        else:
+            free[[i, j]] = True
+    return lam
+
+
+def _balanced_step(products: Floats, lam: Floats, free: NDArray[np.bool_], noise: float) -> Floats:
+    """The free weights' step of sum 0 to where Q lam is shortest; no curvature below the noise is believed."""
+    step = np.zeros_like(lam)
+    if free.any():
+        block, slopes = products[np.ix_(free, free)], (products @ lam)[free]
+        block = block - block.mean(0) - block.mean(1)[:, None] + block.mean()
+        values, vectors = np.linalg.eigh(block)
+        found = vectors @ (vectors.T @ (slopes.mean() - slopes) / np.maximum(values, noise))
+        step[free] = found - found.mean()
+    return step
 
 
 def nearest_directions(products: Floats, clients: Iterable[int], gamma: float) -> Floats:
