@@ -1,0 +1,56 @@
+"""FedMGDA+: the shortest of the averages near p of normalised updates (Hu et al., IEEE TNSE 2022).
+
+Clients train as in FedAvg. The server takes their updates g_i = (w - w_i) / |w - w_i|, all of length 1, so that nobody
+wins by a long one, finds
+
+    lambda* = argmin |sum_i lambda_i g_i|^2  over  lambda >= 0, sum_i lambda_i = 1, |lambda_i - p_i| <= epsilon,
+
+and moves w <- w - eta_g sum_i lambda*_i g_i. Its length no longer follows the local step size: eta_g sets it
+alone (``eta_g_decay`` shrinks it from round to round; FedLF's code takes eta_g = lr). With epsilon = 0 it is FedAvg on
+normalised updates, with epsilon = 1 MGDA, whose direction lowers every loss to first order; with epsilon in between it
+need not. What is scored for a client is as in FedAvg.
+
+Beyond the paper: a client whose update is 0 has no direction and is left out of the sum (p is shared by the others; if
+all are, w stays). Buffers (running statistics) are averaged by p as in FedAvg. lambda* is exact, from an active-set
+method on the Gram matrix in float64.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from bespokefl.algorithms.fedavg import FedAvg
+from bespokefl.algorithms.hyper import hyper
+from bespokefl.cohort import Cohort
+from bespokefl.descent import weighted_sum
+from bespokefl.solvers import Floats, gram, min_norm_near
+from bespokefl.trees import Model, Tree, drop, mean, shift, sub
+
+
+@dataclass(frozen=True)
+class FedMGDAPlus(FedAvg):
+    name: ClassVar[str] = "fedmgda+"
+    paper: ClassVar[str] = "Hu et al., Federated Learning Meets Multi-Objective Optimization, IEEE TNSE 2022"
+
+    epsilon: float = hyper(0.1, "epsilon: how far lambda_i may be from p_i", low=0, high=1)
+    eta_g: float = hyper(1.0, "eta_g: step size of the server", above=0)
+    eta_g_decay: float = hyper(1.0, "factor of eta_g from round to round", above=0, high=1)
+
+    def round(self, server: Tree, cohort: Cohort) -> Tree:
+        w, task = server["w"], cohort.site.task
+        up = cohort.run(self.train, shared={"w": w})
+        p = up.weights(self.weights)
+        d = self.direction(sub(task.params(w), task.params(up.x)), p.numpy())
+        eta_g = self.eta_g * self.eta_g_decay**cohort.round
+        return {"w": shift(w, -eta_g, d) | mean(drop(up.x, task.names), p)}
+
+    def direction(self, updates: Model, p: Floats) -> Model:
+        """sum_i lambda*_i g_i of the stacked updates w - w_i."""
+        products = gram(updates)
+        lengths = np.sqrt(products.diagonal())
+        some, weights = np.flatnonzero(lengths), np.zeros_like(p)
+        if len(some):
+            cosines = products[np.ix_(some, some)] / np.outer(lengths[some], lengths[some])
+            weights[some] = min_norm_near(cosines, p[some] / p[some].sum(), self.epsilon) / lengths[some]
+        return weighted_sum(weights, updates)
