@@ -1,5 +1,6 @@
 """A task's functions against plain autograd on the module itself."""
 
+from collections import OrderedDict
 from collections.abc import Callable
 
 import pytest
@@ -252,6 +253,91 @@ def test_h_is_the_input_of_the_head(train: bool) -> None:
     assert torch.equal(early.features(early.initial, batch), batch.x)
 
 
+@pytest.mark.parametrize("train", [True, False])
+def test_the_input_of_another_module(train: bool) -> None:
+    net, task, batch = build(cnn).train(train), Task(build(cnn), dtype=torch.float64), batch_of(images(4))
+    expected = net[1](net[0](batch.x)).detach()
+    for name, h in (("2", expected), ("3", expected.relu()), ("0", batch.x), ("", batch.x)):
+        torch.testing.assert_close(task.apply(task.initial, batch, train=train, at=name)[1], h)
+        torch.testing.assert_close(task.grad(task.initial, batch, train=train, at=name).h, h)
+    flat = task.apply(task.initial, batch, train=train)[1]
+    assert flat.shape == (4, 36) and torch.equal(flat, task.features(task.initial, batch, train=train))
+
+
+def test_outputs_of_a_gradient_pass() -> None:
+    task, batch = Task(build(mlp_with_batch_norm), dtype=torch.float64), batch_of(vectors(5))
+    for train in (True, False):
+        out = task.apply(task.initial, batch, train=train)[0]
+        assert torch.equal(task.grad(task.initial, batch, train=train).out, out)
+
+
+def test_an_objective_of_model_outputs_and_features() -> None:
+    """Over tensors that are not the model's, too: they are differentiated, and the model never sees them."""
+    net, task, batch = build(mlp), Task(build(mlp), dtype=torch.float64), batch_of(vectors(5))
+    extra = torch.randn(5, dtype=torch.float64)
+    x = {**task.initial, "mine.weight": extra}
+
+    def objective(x: dict[str, Tensor], out: Tensor, h: Tensor) -> Tensor:
+        return batch.mean(out.square().sum(1) + h @ x["mine.weight"])
+
+    p = task.grad(x, batch, [*task.names, "mine.weight"], objective=objective)
+    h = net[1](net[0](batch.x))
+    loss = net[2](h).square().sum(1).mean() + (h @ extra).mean()
+    loss.backward()
+    torch.testing.assert_close(p.loss, loss.detach())
+    assert list(p.grad) == [*task.names, "mine.weight"]
+    torch.testing.assert_close(p.grad["mine.weight"], h.detach().mean(0))
+    for k, v in net.named_parameters():
+        torch.testing.assert_close(p.grad[k], v.grad)
+    assert torch.equal(task.losses(x, batch), task.losses(task.initial, batch))
+
+
+def test_the_head_alone() -> None:
+    batch = batch_of(vectors(5))
+    task = Task(build(mlp), dtype=torch.float64)
+    x = {k: 2 * v for k, v in task.initial.items()}
+    out, h, _ = task.apply(x, batch)
+    assert torch.equal(task.head_outputs(x, h), out)
+    assert torch.equal(task.features(x, batch), h)  # a call of the head alone leaves nothing behind
+    whole = Task(build(one_layer), dtype=torch.float64)
+    assert torch.equal(whole.head_outputs(whole.initial, batch.x), whole.apply(whole.initial, batch)[0])
+    deep = Task(build(lambda: nn.Sequential(nn.Linear(6, 5), mlp_with_dropout())), dtype=torch.float64, head="1")
+    out, h, _ = deep.apply(deep.initial, batch)
+    assert torch.equal(deep.head_outputs(deep.initial, h), out)
+    coarse = Task(build(mlp), bf16=True)
+    assert coarse.head_outputs(coarse.initial, h.float()).dtype == torch.float32
+
+
+def mlp_with_dropout() -> nn.Module:
+    return nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 3))
+
+
+def test_sizes_of_the_head() -> None:
+    assert Task(mlp()).head_sizes("x") == (5, 3)
+    assert Task(one_layer()).head_sizes("x") == (6, 3)
+    assert Task(nn.Sequential(nn.Linear(6, 5), mlp_with_dropout()), head="1").head_sizes("x") == (5, 3)
+    with pytest.raises(InputError, match=r"algorithm\.name = 'x' .*head 'conv' has no linear layer"):
+        Task(nn.Sequential(OrderedDict(conv=nn.Conv2d(2, 3, 5), flat=nn.Flatten()))).head_sizes("x")
+    with pytest.raises(InputError, match="head '2' does not predict classes"):
+        Task(mlp(), "squared_error").head_sizes("x")
+
+
+def test_names_from_a_layer_on() -> None:
+    task = Task(cnn())
+    assert [layer.kind for layer in task.layers] == ["convolution", "other", "other", "linear"]
+    assert task.names_from("1") == [
+        "1.weight", "1.bias", "3.weight", "3.bias", "5.weight", "5.bias", "1.running_mean", "1.running_var",
+    ]  # fmt: skip
+    assert task.names_from("2") == ["3.weight", "3.bias", "5.weight", "5.bias"]
+    assert task.names_from("") == list(task.initial)
+    assert Task(WithRootParameter()).names_from("head") == [
+        "head.weight",
+        "head.bias",
+    ]  # though the body is listed last
+    nested = Task(nn.Sequential(nn.Linear(6, 5), mlp_with_dropout()), head="1")
+    assert nested.names_from("1") == [k for k in nested.initial if k.startswith("1.")]
+
+
 # types and losses ------------------------------------------------------------------------------------
 def test_bfloat16_computes_coarsely_and_hands_out_the_tasks_type() -> None:
     batch = batch_of(vectors(6).float())
@@ -325,9 +411,18 @@ def test_sums_and_means_leave_padding_out() -> None:
     torch.testing.assert_close(batch.mean(values), values[:3].mean(0))
     nothing = batch._replace(weights=torch.zeros(5, dtype=torch.float64))
     assert (nothing.mean(values) == 0).all()
+    others = torch.randn(5, 4, dtype=torch.float64)
+    torch.testing.assert_close(batch.outer(values, others), values[:3].T @ others[:3])
     full = batch._replace(weights=None)
     assert full.n == 5
+    torch.testing.assert_close(full.outer(values, others), torch.einsum("sa,sb->ab", values, others))
     torch.testing.assert_close(full.mean(values), values.mean(0))
+
+
+def test_one_hot_labels() -> None:
+    batch = Batch(torch.zeros(3, 1, dtype=torch.float64), torch.tensor([2, 0, 7]), None, KEY)
+    hot = batch.one_hot(3)
+    assert hot.tolist() == [[0, 0, 1], [1, 0, 0], [0, 0, 0]] and hot.dtype == torch.float64
 
 
 def test_stuck_in_names_the_module_that_raises() -> None:

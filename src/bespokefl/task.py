@@ -7,7 +7,7 @@ buffers come back beside the gradient and are merged (``x | p.buffers``) or drop
 import contextlib
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ from bespokefl.modules import KeyedDropout, MaskedBatchNorm, with_stand_ins
 from bespokefl.trees import Model, pick
 
 PerSample = Callable[[Tensor, Tensor], Tensor]  # (outputs, targets) -> one value per sample
+Objective = Callable[[Model, Tensor, Tensor], Tensor]  # (x, outputs, h) -> what is minimised on a batch
 
 
 class Batch(NamedTuple):
@@ -44,17 +45,27 @@ class Batch(NamedTuple):
     def mean(self, values: Tensor) -> Tensor:
         return values.mean(0) if self.weights is None else self.sum(values) / self.n.clamp(min=1)
 
+    def outer(self, a: Tensor, b: Tensor) -> Tensor:
+        """The sum over samples of a b^T, of two vectors per sample."""
+        return (a if self.weights is None else a * self.weights[:, None]).T @ b
+
+    def one_hot(self, classes: int) -> Tensor:
+        """A row per sample with 1 at its label."""
+        return (self.y[:, None] == torch.arange(classes, device=self.y.device)).to(_float_dtype(self.x))
+
 
 class Pass(NamedTuple):
     loss: Tensor
     grad: Model
     buffers: Model  # new values, to be merged: x | p.buffers
     h: Tensor  # the head's input
+    out: Tensor  # the model's outputs
 
 
 class Layer(NamedTuple):
     name: str  # the module's dotted name
     params: tuple[str, ...]  # its own parameters
+    kind: Literal["linear", "convolution", "other"]
 
 
 def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
@@ -110,7 +121,7 @@ class Task:
             raise InputError(f"the model {type(module).__name__} has no parameters to train")
         with_params = [(k, m) for k, m in net.named_modules() if next(m.parameters(recurse=False), None) is not None]
         self.layers = [
-            Layer(k, tuple(_join(k, n) for n, _ in m.named_parameters(recurse=False))) for k, m in with_params
+            Layer(k, tuple(_join(k, n) for n, _ in m.named_parameters(recurse=False)), _kind(m)) for k, m in with_params
         ]
         self.head_name = head if head is not None else _head_of(net, self.layers)
         self.head = [k for k in self.names if k.startswith(_join(self.head_name, ""))]
@@ -126,7 +137,7 @@ class Task:
         self.norm_names = [
             _join(k, n) for k, m in net.named_modules() if isinstance(m, norms) for n in _float_tensors(m)
         ]
-        self._nets = {True: _Net(net, self.head_name, train=True), False: _Net(net, self.head_name, train=False)}
+        self._nets = {train: _Net(net, train=train) for train in (True, False)}
 
     def params(self, x: Model) -> Model:
         """The trainable part of a model."""
@@ -139,10 +150,43 @@ class Task:
             net.module.to(device)
         return self
 
-    def apply(self, x: Model, batch: Batch, *, train: bool = False) -> tuple[Tensor, Tensor, Model]:
-        """Outputs, the head's input, and the buffers after the pass."""
-        out, h, buffers = self._nets[train](x, batch, self.buffer_names, self.bf16)
+    def names_from(self, layer: str) -> list[str]:
+        """Parameters and buffers of the named module and of all that the model lists behind it.
+
+        Nothing is behind the head, wherever it is listed.
+        """
+        modules = list(self._nets[False].module.named_modules())
+        start = [k for k, _ in modules].index(layer)
+        end = start + 1 if layer == self.head_name else None
+        behind = {_join(k, n) for k, m in modules[start:end] for n in _float_tensors(m)}
+        return [k for k in self.initial if k in behind]
+
+    def head_sizes(self, method: str) -> tuple[int, int]:
+        """Features into the head and classes out of it, for a method that has to know; InputError if nobody can."""
+        layers = [layer for layer in self.layers if layer.kind == "linear" and layer.params[0] in self.head]
+        linear = [self.initial[layer.params[0]].shape for layer in layers]
+        if not self.classifies or not linear:
+            why = "has no linear layer" if self.classifies else "does not predict classes"
+            raise InputError(
+                f"algorithm.name = {method!r} needs a classifier, and the model's head {self.head_name!r} {why}; take "
+                "the cross-entropy loss and a head of linear layers (model.head names it)"
+            )
+        return linear[0][1], linear[-1][0]
+
+    def apply(
+        self, x: Model, batch: Batch, *, train: bool = False, at: str | None = None
+    ) -> tuple[Tensor, Tensor, Model]:
+        """Outputs, the head's input, and the buffers after the pass.
+
+        ``at`` names another module whose input is wanted. Tensors in ``x`` that are not the model's are left alone.
+        """
+        at = self.head_name if at is None else at
+        out, h, buffers = self._nets[train](x, batch, self.buffer_names, self.bf16, at)
         return (out.to(self.dtype), h.to(self.dtype), buffers) if self.bf16 else (out, h, buffers)
+
+    def head_outputs(self, x: Model, h: Tensor) -> Tensor:
+        """What the head alone answers to given inputs, in evaluation mode."""
+        return self._nets[False].part(self.head_name, x, h, self.bf16).to(self.dtype)
 
     def losses(self, x: Model, batch: Batch) -> Tensor:
         """Per-sample losses in evaluation mode."""
@@ -156,15 +200,30 @@ class Task:
         """The head's input."""
         return self.apply(x, batch, train=train)[1]
 
-    def grad(self, x: Model, batch: Batch, wrt: Sequence[str] | None = None, *, train: bool = True) -> Pass:
-        """Mean loss over the batch and its gradient with respect to the named parameters (all by default)."""
+    def grad(
+        self,
+        x: Model,
+        batch: Batch,
+        wrt: Sequence[str] | None = None,
+        *,
+        train: bool = True,
+        objective: Objective | None = None,
+        at: str | None = None,
+    ) -> Pass:
+        """Mean loss over the batch and its gradient with respect to the named tensors (all parameters by default).
 
-        def objective(p: Model) -> tuple[Tensor, tuple[Model, Tensor]]:
-            out, h, buffers = self.apply({**x, **p}, batch, train=train)
-            return batch.mean(self.per_sample(out, batch.y)), (buffers, h)
+        ``objective`` is minimised in the place of the mean loss; it may use, and ``wrt`` may name, tensors in ``x``
+        that are not the model's. ``at`` is that of ``apply``.
+        """
 
-        g, (loss, (buffers, h)) = grad_and_value(objective, has_aux=True)(pick(x, wrt or self.names))
-        return Pass(loss, g, buffers, h)
+        def value(p: Model) -> tuple[Tensor, tuple[Model, Tensor, Tensor]]:
+            moved = {**x, **p}
+            out, h, buffers = self.apply(moved, batch, train=train, at=at)
+            loss = batch.mean(self.per_sample(out, batch.y)) if objective is None else objective(moved, out, h)
+            return loss, (buffers, h, out)
+
+        g, (loss, (buffers, h, out)) = grad_and_value(value, has_aux=True)(pick(x, wrt or self.names))
+        return Pass(loss, g, buffers, h, out)
 
     def stuck_in(self, fn: Callable[[], Any]) -> str:
         """Runs ``fn``, which is known to raise, and names the module in whose forward it did."""
@@ -191,29 +250,44 @@ class Task:
 class _Net:
     """One copy of the module, fixed in train or evaluation mode (a shared one cannot be toggled safely)."""
 
-    def __init__(self, module: nn.Module, head: str, *, train: bool) -> None:
+    def __init__(self, module: nn.Module, *, train: bool) -> None:
         self.module = copy.deepcopy(module).train(train)
+        self._named = dict(self.module.named_modules())
+        self._tensors = set(_float_tensors(self.module))
         self._norms = [m for m in self.module.modules() if isinstance(m, MaskedBatchNorm)]
         self._dropouts = [m for m in self.module.modules() if isinstance(m, KeyedDropout)]
         replaced = {id(v) for m in self._norms for v in m.buffers()}
-        self._written_in_place = [k for k, v in self.module.named_buffers() if id(v) not in replaced]
-        self._head_input: list[Tensor] = []
-        head_module = dict(self.module.named_modules()).get(head, self.module)
-        head_module.register_forward_pre_hook(lambda _, args: self._head_input.append(args[0]))
+        self._written_in_place = {k for k, v in self.module.named_buffers() if id(v) not in replaced}
 
-    def __call__(self, x: Model, batch: Batch, buffer_names: Sequence[str], bf16: bool) -> tuple[Tensor, Tensor, Model]:
-        values = dict(x)
-        for k in self._written_in_place:  # a user's module may write to its buffers; x must stay as it is
-            if k in values:
-                values[k] = values[k].clone()
-        with (
-            self._during(batch),
-            torch.autocast(batch.x.device.type, torch.bfloat16, enabled=bf16, cache_enabled=False),
-        ):
+    def __call__(
+        self, x: Model, batch: Batch, buffer_names: Sequence[str], bf16: bool, at: str
+    ) -> tuple[Tensor, Tensor, Model]:
+        values = self._values(x)
+        with self._during(batch), self._input_of(at) as inputs, _autocast(batch.x, bf16):
             out = functional_call(self.module, values, (batch.x,))
-        h = self._head_input[-1] if self._head_input else out
-        self._head_input.clear()
-        return out, h, {k: values[k] for k in buffer_names}
+        return out, inputs[-1] if inputs else out, {k: values[k] for k in buffer_names}
+
+    def part(self, name: str, x: Model, h: Tensor, bf16: bool) -> Tensor:
+        """What one module of the model answers to ``h``."""
+        prefix = _join(name, "")
+        values = {k.removeprefix(prefix): v for k, v in self._values(x).items() if k.startswith(prefix)}
+        with _autocast(h, bf16):
+            out: Tensor = functional_call(self._named.get(name, self.module), values, (h,))
+        return out
+
+    def _values(self, x: Model) -> Model:
+        """The module's own tensors; a user's module may write to its buffers, and x must stay as it is."""
+        return {k: v.clone() if k in self._written_in_place else v for k, v in x.items() if k in self._tensors}
+
+    @contextlib.contextmanager
+    def _input_of(self, name: str) -> Iterator[list[Tensor]]:
+        """What the named module is called with, in a list."""
+        inputs: list[Tensor] = []
+        hook = self._named.get(name, self.module).register_forward_pre_hook(lambda _, args: inputs.append(args[0]))
+        try:
+            yield inputs
+        finally:
+            hook.remove()
 
     @contextlib.contextmanager
     def _during(self, batch: Batch) -> Iterator[None]:
@@ -228,6 +302,16 @@ class _Net:
                 norm.sample_weights = None
             for dropout in self._dropouts:
                 dropout.key = None
+
+
+def _autocast(like: Tensor, enabled: bool) -> torch.autocast:
+    return torch.autocast(like.device.type, torch.bfloat16, enabled=enabled, cache_enabled=False)
+
+
+def _kind(module: nn.Module) -> Literal["linear", "convolution", "other"]:
+    if isinstance(module, nn.Linear):
+        return "linear"
+    return "convolution" if isinstance(module, _ConvNd) else "other"
 
 
 def _float_tensors(module: nn.Module) -> Model:
