@@ -25,9 +25,9 @@ class HyperNetwork(nn.Module):
         super().__init__()
         self.shapes = {k: v.shape for k, v in target.items()}
         with torch.device("meta"):
-            self.trunk = nn.Sequential(nn.Linear(embed, width))
+            self.trunk = nn.Sequential(_Linear(embed, width))
             for _ in range(n_hidden):
-                self.trunk.extend([nn.ReLU(), nn.Linear(width, width)])
+                self.trunk.extend([nn.ReLU(), _Linear(width, width)])
             self.heads = nn.ModuleList(_head(width, v.numel(), head_rank) for v in target.values())
 
     def forward(self, v: Tensor) -> Model:
@@ -69,5 +69,10 @@ def pull_v(net: nn.Module, phi: Model, v: Tensor, d: Model) -> Tensor:
 
 def _head(width: int, size: int, rank: int | None) -> nn.Module:
     if rank is None or rank >= min(width, size):
-        return nn.Linear(width, size)
-    return nn.Sequential(nn.Linear(width, rank, bias=False), nn.Linear(rank, size))
+        return _Linear(width, size)
+    return nn.Sequential(_Linear(width, rank, bias=False), _Linear(rank, size))
+
+
+class _Linear(nn.Linear):
+    def reset_parameters(self) -> None:
+        """Draws nothing: the values are the caller's, and a client's program may make the module while traced."""

@@ -1,0 +1,210 @@
+"""pFedHN: a hypernetwork on the server writes every client's weights (Shamsian et al., ICML 2021).
+
+min over phi and v of mean_i f_i(H(v_i; phi)), Algorithm 1. A client gets w_i = H(v_i; phi), trains it for K = 50
+batches and answers with Delta_i, final minus initial weights. -Delta_i, pulled back through H, is the gradient: the
+server steps phi and v_i by SGD with momentum. A client keeps nothing; its model is H(v_i; phi), without local steps.
+Sizes, optimisers (a fresh one for every visit) and clipping are those of the authors' code.
+
+* The authors visit one client per round, and that is a cohort of one here. Of a larger cohort all get their weights
+  from the same phi, and then ``server_step="client"`` takes the answers one after another, a step each at the phi
+  that the ones before have left; "cohort" takes one step by their mean.
+* In the authors' code v are parameters like any others, so momentum and weight decay move the v of absent clients too
+  (``embed_opt="sgd"``); "plain" steps only the v of those who answered, as Algorithm 1 is printed.
+* ``private_head=True`` is pFedHN-PC: H writes the body, and the head stays with its client.
+* ``local_unit="steps"`` makes ``local_epochs`` the number K of local batches; "epochs" counts passes as elsewhere.
+* The authors draw every local batch anew from the whole data; here batches go through shuffled epochs.
+* Buffers (running statistics), which the authors' models do not have, are averaged as in FedAvg.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from bespokefl.algorithms.base import Algorithm, Setup, Training
+from bespokefl.algorithms.hyper import hyper
+from bespokefl.cohort import Cohort, Uploads
+from bespokefl.errors import InputError
+from bespokefl.hypernetwork import HyperNetwork, generate, initial_parameters, pull_phi, pull_v
+from bespokefl.optim import SGD
+from bespokefl.program import Batches, Call, Down, Phase, Program, shuffled
+from bespokefl.rng import stream
+from bespokefl.scoring import hand_over
+from bespokefl.task import Batch, Task
+from bespokefl.trees import Model, Tree, mean, norm, pick, rows, scale, sub, tree_map
+
+LARGEST = 2**28  # parameters of a hypernetwork: 1 GiB, and several times that in training
+
+
+class Server(NamedTuple):
+    phi: Model  # weights of the hypernetwork
+    m: Model  # their momentum, and that of the embeddings under "v" (embed_opt="sgd" only)
+    v: Tensor  # embeddings, a row per client
+    rest: Model  # what H does not write: buffers and frozen parameters
+
+
+class Kept(NamedTuple):
+    head: Model  # the client's own (private_head only)
+    m: Model  # momentum (opt_state="keep" only)
+
+
+@dataclass(frozen=True)
+class HyperNetworked(Algorithm):
+    """What methods share whose server writes the clients' weights: H, its optimiser, and the clients' training."""
+
+    lr: float = hyper(0.005, "eta: step size of local SGD", low=0)
+    momentum: float = hyper(0.9, "momentum of local SGD", low=0, below=1)
+    weight_decay: float = hyper(5e-5, "weight decay of local SGD", low=0)
+    local_epochs: int = hyper(50, "K: local batches (or epochs, as local_unit says) in a round", low=1)
+    local_unit: Literal["epochs", "steps"] = hyper("steps", "K: whether local_epochs counts epochs or batches")
+    eta_h: float = hyper(0.01, "eta_h: step size of phi", low=0)
+    eta_v: float = hyper(0.01, "eta_v: step size of the embeddings", low=0)
+    momentum_h: float = hyper(0.9, "momentum of phi", low=0, below=1)
+    weight_decay_h: float = hyper(1e-3, "weight decay of phi", low=0)
+    clip: float | None = hyper(50.0, "largest norm of a local gradient, and of phi's and v's together", above=0)
+    embed_opt: Literal["sgd", "plain"] = hyper(
+        "sgd", "v: phi's SGD on the v of all clients, or plain steps of those who answered"
+    )
+    private_head: bool = hyper(False, "whether the head stays with its client, so that H writes the body only")
+    embed: int | None = hyper(None, "length of an embedding; nothing: 1 + N/4", low=1)
+    width: int = hyper(100, "width of H's layers", low=1)
+    n_hidden: int = hyper(3, "H has 1 + n_hidden layers before its heads", low=0)
+    head_rank: int | None = hyper(None, "rank of H's heads, for large models; nothing: full", low=1)
+    weights: Literal["sample", "uniform"] = hyper("uniform", "p_i: aggregation by samples (n_i) or all clients alike")
+
+    def check(self, task: Task, setup: Setup) -> None:
+        if not self.written_names(task):
+            raise InputError(
+                f"algorithm.private_head = true: the model has no trained layer before its head '{task.head_name}', "
+                "so there is nothing to write; take a deeper model or name another head"
+            )
+        size = sum(v.numel() for v in self.hypernetwork(task, setup.clients).parameters())
+        if size > LARGEST:
+            raise InputError(
+                f"algorithm.head_rank = {self.head_rank}, algorithm.width = {self.width}: the hypernetwork of a model "
+                f"with {task.size:,} parameters would have {size:,}, at most {LARGEST:,} are allowed; set a (smaller) "
+                "head_rank or take a smaller model"
+            )
+
+    def hypernetwork(self, task: Task, n_clients: int) -> nn.Module:
+        """H without values, from the shapes of the model."""
+        target = pick(task.initial, self.written_names(task))
+        return HyperNetwork(target, self._embed(n_clients), self.width, self.n_hidden, self.head_rank)
+
+    def written_names(self, task: Task) -> list[str]:
+        return task.body if self.private_head else task.names
+
+    def init(self, task: Task, x0: Model, setup: Setup) -> Server:
+        net, like = self.hypernetwork(task, setup.clients), x0[task.names[0]]
+        phi = initial_parameters(net, setup.seed, like)
+        drawn = stream(setup.seed, "embedding").normal(size=(setup.clients, self._embed(setup.clients)))
+        v = torch.as_tensor(drawn).to(like)
+        m = self.opt_h.init(phi | ({"v": v} if self.embed_opt == "sgd" else {}))
+        return Server(phi, m, v, pick(x0, task.buffer_names))
+
+    def init_client(self, task: Task, x0: Model) -> Kept:
+        return self._kept(task, x0, self.opt.init(task.params(x0)))
+
+    def personal_model(self, server: Server, cohort: Cohort) -> Call:
+        H = self.hypernetwork(cohort.site.task, len(server.v))
+        w = generate(H, server.phi, server.v[self.embedded(cohort, server)])
+        return Call(Program(self.own, (), hand_over), {"rest": server.rest}, {"w": w})
+
+    # the server's pieces of a round ------------------------------------------------------------------
+    def exchange(self, H: nn.Module, phi: Model, server: Server, cohort: Cohort) -> Uploads:
+        """H(v_i; phi) to every client; what comes back has Delta_i."""
+        w = generate(H, phi, server.v[self.embedded(cohort, server)])
+        return cohort.run(self.train, {"rest": server.rest}, {"w": w})
+
+    def descended(self, server: Server, g: Model, g_v: Tensor, index: Tensor) -> Server:
+        """One step along the gradients of phi and of the embeddings in the rows ``index``."""
+        g, g_v = self._clipped((g, g_v))
+        phi, m = self.opt_h.step(server.phi, g, server.m)
+        v = server.v.index_copy(0, index, server.v[index] - self.eta_v * g_v)
+        if self.embed_opt == "sgd":
+            of_all = torch.zeros_like(server.v).index_copy(0, index, g_v)
+            stepped, m = self.opt_v.step({"v": server.v}, {"v": of_all}, m)
+            v = stepped["v"]
+        return server._replace(phi=phi, m=m, v=v)
+
+    def embedded(self, cohort: Cohort, server: Server) -> Tensor:
+        """The rows of v that belong to a cohort."""
+        return torch.as_tensor(cohort.ids, device=server.v.device)
+
+    def weighted(self, delta: Model, p: Tensor) -> Model:
+        """-p_i Delta_i: what is pulled back through H to a gradient."""
+        weighted: Model = tree_map(lambda d: -d * p.to(d).reshape(-1, *(1,) * (d.ndim - 1)), delta)
+        return weighted
+
+    @property
+    def opt_h(self) -> SGD:
+        return SGD(self.eta_h, self.momentum_h, self.weight_decay_h)
+
+    @property
+    def opt_v(self) -> SGD:
+        return SGD(self.eta_v, self.momentum_h, self.weight_decay_h)
+
+    def _embed(self, n_clients: int) -> int:
+        return self.embed or 1 + n_clients // 4
+
+    def _clipped(self, g: Tree) -> Tree:
+        return g if self.clip is None else scale((self.clip / norm(g)).clamp(max=1.0), g)
+
+    # one client --------------------------------------------------------------------------------------
+    @property
+    def train(self) -> Program:
+        return Program(self.begin, (Phase(self.step, self.local_batches),), self.finish)
+
+    @property
+    def local_batches(self) -> Batches:
+        steps = self.local_epochs if self.local_unit == "steps" else None
+        return shuffled(self.local_epochs, self.batch_size, steps=steps, drop_last=self.drop_last)
+
+    def begin(self, task: Task, down: Down, kept: Kept) -> Training:
+        x = self.own(task, down, kept)
+        return Training(x, self.momentum_at_start(kept.m, task.params(x)))
+
+    def step(self, task: Task, down: Down, c: Training, batch: Batch) -> Training:
+        p = task.grad(c.x, batch)
+        return self.descend(c, p._replace(grad=self._clipped(p.grad)))
+
+    def finish(self, task: Task, down: Down, c: Training) -> tuple[dict[str, Tree], Kept]:
+        delta = sub(pick(c.x, down.w), down.w)
+        return {"delta": delta, "rest": pick(c.x, task.buffer_names)}, self._kept(task, c.x, c.m)
+
+    def own(self, task: Task, down: Down, kept: Kept) -> Model:
+        """What H wrote, with the shared buffers, and the client's head if that is private."""
+        parts = {**down.w, **down.rest, **kept.head}
+        return {k: parts[k] for k in task.initial}
+
+    def _kept(self, task: Task, x: Model, m: Model) -> Kept:
+        return Kept(pick(x, task.head) if self.private_head else {}, self.momentum_to_keep(m))
+
+
+@dataclass(frozen=True)
+class PFedHN(HyperNetworked):
+    name: ClassVar[str] = "pfedhn"
+    paper: ClassVar[str] = "Shamsian et al., Personalized Federated Learning using Hypernetworks, ICML 2021"
+
+    server_step: Literal["client", "cohort"] = hyper(
+        "client", "a step of phi after each client, or by the cohort's mean"
+    )
+
+    def round(self, server: Server, cohort: Cohort) -> Server:
+        H = self.hypernetwork(cohort.site.task, len(server.v))
+        up = self.exchange(H, server.phi, server, cohort)
+        p, ids = up.weights(self.weights), self.embedded(up.cohort, server)
+        server = server._replace(rest=mean(up.rest, p))
+        if self.server_step == "cohort":
+            return self.learn(H, server, up.delta, p, ids)
+        for r in range(len(ids)):
+            one = torch.tensor([r])
+            server = self.learn(H, server, rows(up.delta, one), torch.ones(1), ids[r : r + 1])
+        return server
+
+    def learn(self, H: nn.Module, server: Server, delta: Model, p: Tensor, ids: Tensor) -> Server:
+        """One step by the given answers: -J_phi^T p_i Delta_i for phi, -J_v^T Delta_i for each v_i."""
+        v = server.v[ids]
+        g = pull_phi(H, server.phi, v, self.weighted(delta, p))
+        return self.descended(server, g, -pull_v(H, server.phi, v, delta), ids)
