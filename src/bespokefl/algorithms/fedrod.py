@@ -1,0 +1,146 @@
+"""FedRoD: a balanced generic head for all clients, and a personal head on top for each (Chen and Chao, ICLR 2022).
+
+One body phi carries two heads. The generic one, h^G, is trained together with phi by the balanced softmax, the
+cross-entropy of h^G(z) + log n_i, z = phi(x), n_i the client's samples per class, which undoes its label skew; phi and
+h^G are averaged and are the global model. The personal head h_i^P is trained by the cross-entropy of
+h^G(z) + h_i^P(z), in which only h_i^P may move. A client's model answers with that sum, under the newest phi and h^G.
+
+A step on a batch is one of (phi, h^G) and then one of h_i^P, with z and h^G(z) as they were before the first. So does
+the popular re-implementation; the authors published no code.
+
+* ``head="linear"``: h_i^P is a second head that stays with its client and starts as a copy of the initial one.
+* ``head="hyper"``: a hypernetwork nu writes h_i^P from n_i / sum n_i, so that new clients have one too; nu is averaged
+  and travels with w. Its two hidden layers of ``width`` are our choice.
+* log n_i is at least log 1e-12: a class that a client lacks gets no infinite logit.
+* h_i^P runs in evaluation mode, which matters only if the head holds dropout or normalisation.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.func import grad
+
+from bespokefl.algorithms.base import Algorithm, Setup
+from bespokefl.algorithms.hyper import hyper
+from bespokefl.cohort import Cohort
+from bespokefl.hypernetwork import HyperNetwork, generate, initial_parameters
+from bespokefl.program import Call, Down, Phase, Program, ordered
+from bespokefl.task import Batch, Task
+from bespokefl.trees import Model, Tree, mean, pick, rows
+
+PERSONAL = "personal."  # before the names of the personal head in a client's model
+FEWEST = 1e-12  # samples of a class that a client lacks
+
+
+class Kept(NamedTuple):
+    h: Model  # the personal head (head="linear" only)
+    m: Model  # momenta (opt_state="keep" only)
+    mp: Model
+
+
+class Two(NamedTuple):
+    x: Model  # body and generic head
+    p: Model  # the personal head, or the hypernetwork that writes it
+    m: Model
+    mp: Model
+    n: Tensor  # samples per class
+
+
+@dataclass(frozen=True)
+class FedRoD(Algorithm):
+    name: ClassVar[str] = "fedrod"
+    paper: ClassVar[str] = (
+        "Chen and Chao, On Bridging Generic and Personalized Federated Learning for Image Classification, ICLR 2022"
+    )
+
+    head: Literal["linear", "hyper"] = hyper("linear", "h_i^P: a head of the client's own, or written from its labels")
+    width: int = hyper(16, 'width of the hypernetwork\'s layers (head="hyper")', low=1)
+
+    def check(self, task: Task, setup: Setup) -> None:
+        task.head_sizes(self.name)
+
+    def init(self, task: Task, x0: Model, setup: Setup) -> Tree:
+        linear = self.head == "linear"
+        nu = {} if linear else initial_parameters(self.hypernetwork(task), setup.seed, x0[task.names[0]])
+        return {"w": x0, "nu": nu}
+
+    def init_client(self, task: Task, x0: Model) -> Kept:
+        like = x0[task.names[0]]
+        if self.head == "linear":
+            p = pick(x0, task.head)
+        else:
+            p = {k: like.new_zeros(v.shape) for k, v in self.hypernetwork(task).named_parameters()}
+        return self._kept(p, self.opt.init(task.params(x0)), self.opt.init(p))
+
+    def round(self, server: Tree, cohort: Cohort) -> Tree:
+        up = cohort.run(self.train, shared=server)
+        return mean({"w": up.w, "nu": up.nu}, up.weights(self.weights))
+
+    def global_model(self, server: Tree) -> Model:
+        w: Model = server["w"]
+        return w
+
+    def personal_model(self, server: Tree, cohort: Cohort) -> Call:
+        counting = (self.counting,) if self.head == "hyper" else ()
+        return Call(Program(self.begin, counting, self.answering), server)
+
+    def outputs(self, task: Task, model: Model, batch: Batch) -> Tensor:
+        """h^G(z) + h_i^P(z)."""
+        out, h, _ = task.apply(model, batch)
+        own = {k.removeprefix(PERSONAL): v for k, v in model.items() if k.startswith(PERSONAL)}
+        return out + task.head_outputs(model | own, h)
+
+    def hypernetwork(self, task: Task) -> HyperNetwork:
+        return HyperNetwork(pick(task.initial, task.head), task.head_sizes(self.name)[1], self.width, n_hidden=1)
+
+    # one client --------------------------------------------------------------------------------------
+    @property
+    def train(self) -> Program:
+        return Program(self.begin, (self.counting, Phase(self.step, self.epochs)), self.finish)
+
+    @property
+    def counting(self) -> Phase:
+        return Phase(self.count, ordered("train", self.batch_size))
+
+    def begin(self, task: Task, down: Down, kept: Kept) -> Two:
+        p = kept.h if self.head == "linear" else down.nu
+        m, mp = self.momentum_at_start(kept.m, task.params(down.w)), self.momentum_at_start(kept.mp, p)
+        return Two(down.w, p, m, mp, torch.zeros(task.head_sizes(self.name)[1]))
+
+    def count(self, task: Task, down: Down, c: Two, batch: Batch) -> Two:
+        return c._replace(n=c.n + batch.sum(batch.one_hot(len(c.n))))
+
+    def step(self, task: Task, down: Down, c: Two, batch: Batch) -> Two:
+        log_n = c.n.clamp(min=FEWEST).log()
+
+        def balanced(x: Model, out: Tensor, z: Tensor) -> Tensor:
+            return batch.mean(task.per_sample(out + log_n, batch.y))
+
+        q = task.grad(c.x, batch, objective=balanced)
+        x, m = self.opt.step(c.x, q.grad, c.m)
+
+        def personal(p: Model) -> Tensor:
+            own = task.head_outputs(c.x | self.personal_head(task, p, c.n), q.h)
+            return batch.mean(task.per_sample(q.out + own, batch.y))
+
+        p, mp = self.opt.step(c.p, grad(personal)(c.p), c.mp)
+        return Two(x | q.buffers, p, m, mp, c.n)
+
+    def finish(self, task: Task, down: Down, c: Two) -> tuple[dict[str, Tree], Kept]:
+        return {"w": c.x, "nu": c.p if self.head == "hyper" else {}}, self._kept(c.p, c.m, c.mp)
+
+    def answering(self, task: Task, down: Down, c: Two) -> tuple[dict[str, Tree], Tree]:
+        own = {PERSONAL + k: v for k, v in self.personal_head(task, c.p, c.n).items()}
+        return {"model": c.x | own}, {}
+
+    def personal_head(self, task: Task, p: Model, n: Tensor) -> Model:
+        """h_i^P, by the names of the model's head."""
+        if self.head == "linear":
+            return p
+        written: Model = rows(generate(self.hypernetwork(task), p, (n / n.sum().clamp(min=1))[None]), 0)
+        return written
+
+    def _kept(self, p: Model, m: Model, mp: Model) -> Kept:
+        return Kept(p if self.head == "linear" else {}, self.momentum_to_keep(m), self.momentum_to_keep(mp))
