@@ -19,7 +19,14 @@ from bespokefl.federation import Federation
 
 N_BODY, N_HEAD = 9, 12
 H: dict[str, Any] = {"width": 4, "embed": 2, "n_hidden": 1}
-LOCAL: dict[str, Any] = {"lr": 0.2, "momentum": 0.9, "weight_decay": 0.01, "local_epochs": 4, "batch_size": 3}
+LOCAL: dict[str, Any] = {
+    "lr": 0.2,
+    "momentum": 0.9,
+    "weight_decay": 0.01,
+    "local_epochs": 4,
+    "batch_size": 3,
+    "local_unit": "steps",
+}
 SERVER: dict[str, Any] = {"eta_h": 0.3, "eta_v": 0.2, "momentum_h": 0.8, "weight_decay_h": 0.02, "clip": 0.4}
 
 
@@ -95,7 +102,7 @@ def test_two_rounds_by_hand(engine: type, clients: list[list[int]], options: dic
 
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 def test_the_mean_of_a_cohort_is_plgu_ghn_without_perturbation(engine: str) -> None:
-    shared = {**H, **LOCAL, **SERVER, "local_unit": "steps", "embed_opt": "plain"}
+    shared = {**H, **LOCAL, **SERVER, "embed_opt": "plain"}
     ours = small.federate(PFedHN(**shared, server_step="cohort"), engine)
     theirs = small.federate(PLGUGHN(**shared, rho=0.0), engine)
     for run in (ours, theirs):
@@ -128,7 +135,7 @@ def test_absent_embeddings_move_only_with_the_optimiser_of_phi(embed_opt: Any) -
 
 def test_the_hypernetwork_learns_the_clients_models() -> None:
     """The sign: steps along Delta lower the losses of H(v_i; phi)."""
-    run = small.federate(PFedHN(width=20, eta_h=0.1, eta_v=0.1, local_epochs=10, lr=0.05))
+    run = small.federate(PFedHN(width=20, eta_h=0.1, eta_v=0.1, local_epochs=10, local_unit="steps", lr=0.05))
     before = run.evaluate().loss
     for _ in range(10):
         run.round()
@@ -140,9 +147,9 @@ def test_sizes_and_defaults() -> None:
     assert run.server.v.shape == (2, 1)  # floor(1 + N / 4)
     n = N_BODY + N_HEAD
     assert sum(v.numel() for v in run.server.phi.values()) == (1 + 1) * 100 + 3 * 101 * 100 + 101 * n
-    (rows,) = small.batches(run, PFedHN(batch_size=3).train, 1, 0)
+    (rows,) = small.batches(run, PFedHN(batch_size=3, local_unit="steps", local_epochs=50).train, 1, 0)
     assert len(rows) == 50
-    (rows,) = small.batches(run, PFedHN(batch_size=3, local_unit="epochs", local_epochs=2).train, 1, 0)
+    (rows,) = small.batches(run, PFedHN(batch_size=3, local_epochs=2).train, 1, 0)
     assert len(rows) == 4
 
 

@@ -22,8 +22,14 @@ class AlgorithmSpec(NamedTuple):
 
 
 def _spec(cls: type[Algorithm]) -> AlgorithmSpec:
-    doc = inspect.getdoc(inspect.getmodule(cls)) or ""
-    return AlgorithmSpec(cls.name, cls, doc.splitlines()[0] if doc else "", cls.paper, hyperparameters(cls))
+    return AlgorithmSpec(cls.name, cls, description(cls).partition("\n")[0], cls.paper, hyperparameters(cls))
+
+
+def description(cls: type[Algorithm]) -> str:
+    """What the class says of itself, for a second method of a file, or else its file."""
+    own = vars(cls).get("__doc__") or ""
+    made_by_dataclass = own.startswith(f"{cls.__name__}(")
+    return inspect.cleandoc(own) if own and not made_by_dataclass else inspect.getdoc(inspect.getmodule(cls)) or ""
 
 
 def _registry() -> dict[str, AlgorithmSpec]:

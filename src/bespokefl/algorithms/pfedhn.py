@@ -1,7 +1,7 @@
 """pFedHN: a hypernetwork on the server writes every client's weights (Shamsian et al., ICML 2021).
 
-min over phi and v of mean_i f_i(H(v_i; phi)), Algorithm 1. A client gets w_i = H(v_i; phi), trains it for K = 50
-batches and answers with Delta_i, final minus initial weights. -Delta_i, pulled back through H, is the gradient: the
+min over phi and v of mean_i f_i(H(v_i; phi)), Algorithm 1. A client gets w_i = H(v_i; phi), trains it for K
+steps and answers with Delta_i, final minus initial weights. -Delta_i, pulled back through H, is the gradient: the
 server steps phi and v_i by SGD with momentum. A client keeps nothing; its model is H(v_i; phi), without local steps.
 Sizes, optimisers (a fresh one for every visit) and clipping are those of the authors' code.
 
@@ -11,7 +11,8 @@ Sizes, optimisers (a fresh one for every visit) and clipping are those of the au
 * In the authors' code v are parameters like any others, so momentum and weight decay move the v of absent clients too
   (``embed_opt="sgd"``); "plain" steps only the v of those who answered, as Algorithm 1 is printed.
 * ``private_head=True`` is pFedHN-PC: H writes the body, and the head stays with its client.
-* ``local_unit="steps"`` makes ``local_epochs`` the number K of local batches; "epochs" counts passes as elsewhere.
+* The authors take K = 50 batches (``local_unit="steps"``, ``local_epochs=50``); the default is epochs as elsewhere, so
+  that methods are compared at the same local work.
 * The authors draw every local batch anew from the whole data; here batches go through shuffled epochs.
 * Buffers (running statistics), which the authors' models do not have, are averaged as in FedAvg.
 """
@@ -56,8 +57,7 @@ class HyperNetworked(Algorithm):
     lr: float = hyper(0.005, "eta: step size of local SGD", low=0)
     momentum: float = hyper(0.9, "momentum of local SGD", low=0, below=1)
     weight_decay: float = hyper(5e-5, "weight decay of local SGD", low=0)
-    local_epochs: int = hyper(50, "K: local batches (or epochs, as local_unit says) in a round", low=1)
-    local_unit: Literal["epochs", "steps"] = hyper("steps", "K: whether local_epochs counts epochs or batches")
+    local_unit: Literal["epochs", "steps"] = hyper("epochs", "K: whether local_epochs counts epochs or batches")
     eta_h: float = hyper(0.01, "eta_h: step size of phi", low=0)
     eta_v: float = hyper(0.01, "eta_v: step size of the embeddings", low=0)
     momentum_h: float = hyper(0.9, "momentum of phi", low=0, below=1)

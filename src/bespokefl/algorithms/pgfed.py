@@ -1,4 +1,4 @@
-"""PGFed and PGFedMo: personalise each client's global objective (Luo et al., ICCV 2023).
+"""PGFed: each client has a global objective of its own, by learned weights (Luo et al., ICCV 2023).
 
 Client i minimises F_i(theta_i) = f_i(theta_i) + mu sum_j alpha_ij f_j(theta_i), eq. (5), over its model and its own
 weights alpha_ij >= 0. f_j is a mean over samples (a sum would make mu depend on n_j). It is not at hand on client i and
@@ -176,6 +176,8 @@ class PGFed(Algorithm):
 
 @dataclass(frozen=True)
 class PGFedMo(PGFed):
+    """PGFedMo: PGFed whose auxiliary gradients are smoothed over a client's rounds (Luo et al., ICCV 2023)."""
+
     name: ClassVar[str] = "pgfedmo"
 
     beta: float = hyper(0.5, "beta: momentum of the auxiliary gradient, eq. (15)", low=0, below=1)

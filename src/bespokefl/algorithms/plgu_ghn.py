@@ -41,8 +41,6 @@ class PLGUGHN(HyperNetworked):
         "plain", "v: phi's SGD on the v of all clients, or plain steps of those who answered"
     )
     n_hidden: int = hyper(2, "H has 1 + n_hidden layers before its heads", low=0)
-    local_epochs: int = hyper(5, "K: epochs (or batches, as local_unit says) in a round", low=1)
-    local_unit: Literal["epochs", "steps"] = hyper("epochs", "K: whether local_epochs counts epochs or batches")
 
     def round(self, server: Server, cohort: Cohort) -> Server:
         H, phi = self.hypernetwork(cohort.site.task, len(server.v)), server.phi
