@@ -37,10 +37,10 @@ class Entry(NamedTuple):
     folder: Path
 
     def commands(self) -> list[list[str]]:
-        one = ["--set", f"algorithm.name={self.method}"]
+        chosen = ["engine.lanes=1", f"algorithm.name={self.method}"]  # one core each: methods run side by side
         if self.method == FINE_TUNED:
-            one = ["--set", "algorithm.name=fedavg", "--set", f"algorithm.label={FINE_TUNED}"]
-            one += ["--set", "algorithm.personal=finetune"]
+            chosen[1:] = ["algorithm.name=fedavg", f"algorithm.label={FINE_TUNED}", "algorithm.personal=finetune"]
+        one = [part for setting in chosen for part in ("--set", setting)]
         bespoke = [sys.executable, "-m", "bespokefl"]
         return [
             [*bespoke, "tune", str(self.experiment), *one, "--out", str(self.folder), "--resume"],

@@ -1,4 +1,4 @@
-"""LG-Mix: mix each client's own update with the global one by their convergence rates (ICLR 2024).
+"""LG-Mix: mix each client's own update with the global one by their convergence rates (Jiang et al., ICLR 2024).
 
 Client c trains its own model w_c and obtains dw_c; the server averages them, du = sum_c p_c dw_c, and moves its model,
 u <- u + eta_g du, which is never trained itself. Then w_c <- w_c + lambda_c dw_c + (1 - lambda_c) eta_g du, from
@@ -76,7 +76,9 @@ class Training(NamedTuple):
 @dataclass(frozen=True)
 class LGMix(Algorithm):
     name: ClassVar[str] = "lg-mix"
-    paper: ClassVar[str] = "Heterogeneous Personalized Federated Learning by Local-Global Updates Mixing, ICLR 2024"
+    paper: ClassVar[str] = (
+        "Jiang et al., Heterogeneous Personalized FL by Local-Global Updates Mixing via Convergence Rate, ICLR 2024"
+    )
 
     eta_g: float = hyper(1.0, "eta_g: step size of the global update", above=0)
     trace: Literal["paper", "code"] = hyper("paper", "energy of features: sum of squares, or as in the authors' code")
