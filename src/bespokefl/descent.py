@@ -3,17 +3,21 @@
 Pure geometry on the server: stacked trees of gradients, their Gram matrix in float64, and weights.
 """
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from bespokefl.solvers import Floats, min_norm
-from bespokefl.trees import Model, Tree, leaves, mean, rows, scale, stack, zeros
+from bespokefl.solvers import Floats, gram, min_norm
+from bespokefl.trees import Model, Tree, concat, leaves, mean, rows, scale, stack, zeros
+
+Length = Literal["none", "mean", "median", "unit"]
 
 ZERO_GRADIENT = 1e-6  # shorter gradients are left out: one of them in the hull would force d = 0
 STATIONARY = 1e-6  # d this much shorter than the mean gradient is rounding noise
+NO_LOSS = 1e-12  # a vector of losses shorter than this has no angle
 NO_FAIRNESS = 1e-8  # a fairness column this much shorter than the gradients: all losses are equal
 
 
@@ -55,6 +59,35 @@ def lengths(stacked: Tree) -> Floats:
     parts = [torch.linalg.vector_norm(v.reshape(v.shape[0], -1), dim=1, dtype=torch.float64) for v in leaves(stacked)]
     found: Floats = torch.linalg.vector_norm(torch.stack(parts), dim=0).cpu().numpy()
     return found
+
+
+def columns_of(g: Model, losses: Floats, absent: Sequence[Model], length: Length, least_angle: float) -> Columns:
+    """Q of FedPG's supplement, unscaled but for the fairness column sum_i h_i g^_i.
+
+    ``g`` are the online clients' gradients, stacked; the fairness column takes part if the angle of the losses and 1
+    exceeds so many degrees (0: always).
+    """
+    norms = lengths(g)
+    kept = norms >= ZERO_GRADIENT
+    r = _common_length(norms[kept], length) if kept.any() else None
+    h = np.zeros(len(losses))
+    if kept.sum() > 1 and np.linalg.norm(losses[kept]) >= NO_LOSS and _matters(losses[kept], least_angle):
+        h[kept] = fairness_weights(losses[kept])
+    size = np.ones_like(norms) if r is None else r / np.where(kept, norms, 1)
+    fair = mean(g, torch.as_tensor(h * size))
+    z = concat([g, *([stack(absent)] if absent else []), stack([fair])])
+    return Columns(z, gram(z), losses, kept, h, r)
+
+
+def _common_length(norms: Floats, length: Length) -> float | None:
+    if length == "none":
+        return None
+    return {"mean": float(norms.mean()), "median": float(np.median(norms)), "unit": 1.0}[length]
+
+
+def _matters(losses: Floats, least_angle: float) -> bool:
+    angle = np.degrees(np.arccos(np.clip(-unfairness(losses), -1, 1)))
+    return least_angle == 0 or bool(angle > least_angle)
 
 
 def common_direction(c: Columns) -> Direction:

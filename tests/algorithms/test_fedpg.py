@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from bespokefl.algorithms.fedpg import FedPG, SFedPG
+from bespokefl.algorithms.fedpg import FedPG
+from bespokefl.algorithms.s_fedpg import SFedPG
 from bespokefl.data import FederatedData
 from bespokefl.descent import fairness_weights, unfairness
 from bespokefl.engines import Sequential, Vectorized

@@ -1,18 +1,18 @@
-"""FedPG and S-FedPG: a fair common descent direction, and personal ones that spare the others (ICCV 2023 submission).
+"""FedPG: a fair common descent direction, and personal ones that spare the others (ICCV 2023 submission).
 
 "Preserving Global Performance in Personalized Federated Learning". The G-model moves along d = -Q lam, the shortest
 vector in the hull of the clients' gradients and the gradient of F = -cos(L, 1), L the vector of their losses, so that
 to first order no loss and no unfairness rises. A P-model is one step from the G-model along d_i, the direction nearest
 to the client's own -g_i that does not hurt the others, or (gamma > 0) hurts them by at most the share gamma of what
--g_i would; P-models never touch the G-model. S-FedPG finds the step by a line search (Algorithm 1).
+-g_i would; P-models never touch the G-model.
 
 Only the supplement is public. Taken from its sibling papers FedMDFG (AAAI 2023) and FedLF (AAAI 2024): columns of one
-length (``scale``), the length of d (sigma), the window of absent clients (``tau``), beta. Ours: the personal
-direction's problem, ``grad_mode="pseudo"`` as a setting, and what is done where the supplement's Lemma 1 fails (a
-direction that lowers all losses need not lower F, then the hull contains 0): the fairness column is dropped for the
-round (``fair_dropped`` counts), then absent clients', the oldest first; if d is still 0 the model is stationary and
-stays. Clients whose gradient vanishes (below 1e-6) have no say in the round's direction and line search.
-``grad_mode="exact"`` differentiates in evaluation mode, as losses are measured, so BatchNorm statistics stay.
+length (``scale``), the length of d (sigma), the window of absent clients (``tau``). Ours: the personal direction's
+problem, ``grad_mode="pseudo"`` as a setting, and what is done where the supplement's Lemma 1 fails (a direction that
+lowers all losses need not lower F, then the hull contains 0): the fairness column is dropped for the round
+(``fair_dropped`` counts), then absent clients', the oldest first; if d is still 0 the model is stationary and stays.
+Clients whose gradient vanishes (below 1e-6) have no say in the round's direction. ``grad_mode="exact"`` differentiates
+in evaluation mode, as losses are measured, so BatchNorm statistics stay.
 """
 
 from collections.abc import Sequence
@@ -26,18 +26,18 @@ from torch import Tensor
 from bespokefl.algorithms.base import Algorithm, Setup
 from bespokefl.algorithms.hyper import hyper
 from bespokefl.cohort import Cohort, Uploads
-from bespokefl.descent import ZERO_GRADIENT, Columns, Direction, common_direction, fairness_weights, lengths, unfairness
+from bespokefl.descent import Columns, Direction, columns_of, common_direction
 from bespokefl.errors import InputError, RunError
 from bespokefl.program import Call, Down, Phase, Program, ordered
 from bespokefl.scoring import hand_over
-from bespokefl.solvers import Floats, gram, nearest_directions
+from bespokefl.solvers import Floats, nearest_directions
+from bespokefl.sparing import spare_others
 from bespokefl.task import Batch, Task
 from bespokefl.trees import (
     Model,
     Tree,
     axpy,
     combine,
-    concat,
     drop,
     leaves,
     mean,
@@ -50,8 +50,6 @@ from bespokefl.trees import (
     where,
     zeros,
 )
-
-SLACK = 1e-12  # by which others' losses may rise under ``pers_backtrack``
 
 
 class Kept(NamedTuple):
@@ -73,18 +71,6 @@ class Work(NamedTuple):
     n: Tensor
 
 
-class Trial(NamedTuple):
-    kept: Kept
-    x: Model  # omega_t + e d'
-    loss: Tensor
-    n: Tensor
-
-
-class Scores(NamedTuple):
-    losses: Tensor  # sums over the samples, one per online client's P-model
-    n: Tensor
-
-
 class Last(NamedTuple):
     g: Model  # the raw gradient that a client last sent
     loss: float
@@ -98,11 +84,6 @@ class Server(NamedTuple):
     seen: list[int]  # clients that ever took part
     step: float  # of the last round
     fair_dropped: int  # rounds in which the fairness column had to go to leave a direction
-
-
-def finite(loss: Tensor) -> Tensor:
-    """A step so long that the loss overflows is a bad step, not a broken client."""
-    return torch.nan_to_num(loss, nan=1e30, posinf=1e30).clamp(max=1e30)
 
 
 @dataclass(frozen=True)
@@ -142,7 +123,6 @@ class FedPG(Algorithm):
     def check(self, task: Task, setup: Setup) -> None:
         if self.pm_eval == "rebuild" and self.pm_base == "persistent":
             raise InputError('algorithm.pm_eval = "rebuild" builds P-models from the G-model; set pm_base = "global"')
-
         if self.pers_backtrack and (self.gamma > 0 or self.pm_base == "persistent" or self.pm_eval == "rebuild"):
             raise InputError(
                 'algorithm.pers_backtrack = true needs gamma = 0, pm_base = "global" and pm_eval = "last"; '
@@ -154,15 +134,11 @@ class FedPG(Algorithm):
 
     def init_client(self, task: Task, x0: Model) -> Kept:
         m = self.momentum_to_keep(self.opt.init(task.params(x0)))
-        return Kept(x0, torch.zeros(()), m, x0 if self.remembers_w else {}, task.params(x0) if self.searches else {})
-
-    @property
-    def searches(self) -> bool:
-        return False
+        return Kept(x0, torch.zeros(()), m, x0 if self.remembers_w else {}, {})
 
     @property
     def remembers_w(self) -> bool:
-        return self.searches or self.pm_base == "persistent"
+        return self.pm_base == "persistent"
 
     # the server --------------------------------------------------------------------------------------
     def round(self, server: Server, cohort: Cohort) -> Server:
@@ -176,7 +152,7 @@ class FedPG(Algorithm):
         step = self.find_step(server, up, columns, common, t)
         own = self.personal_directions(columns)
         if self.pers_backtrack:
-            own = self.spare_others(w, up, own, step)
+            own = spare_others(up, own, lambda d: self.p_models(w, up, d, step), self.batch_size)
         self.send_personal(w, up, own, step)
 
         limit = len(cohort.everyone()) if self.tau is None else self.tau  # no gradient counts for longer
@@ -187,7 +163,7 @@ class FedPG(Algorithm):
         return Server(new, last, ids, seen, step, server.fair_dropped + common.fair_dropped)
 
     def download(self, w: Model, t: int) -> dict[str, Tree]:
-        return {"w": w} if self.grad_mode == "exact" else {"w": w, "eta": _scalar(self.eta(t), w)}
+        return {"w": w} if self.grad_mode == "exact" else {"w": w, "eta": scalar(self.eta(t), w)}
 
     def eta(self, t: int) -> float:
         return self.lr * self.decay**t
@@ -202,32 +178,13 @@ class FedPG(Algorithm):
         return any(l is not None and float(up.loss[k]) > l.loss for k, l in enumerate(last.values()))
 
     def columns(self, up: Uploads, absent: Sequence[Model], rose: bool) -> Columns:
-        """Q of the supplement, unscaled but for the fairness column sum_i h_i g^_i."""
+        """Q of the supplement; FedMDFG's rule for when fairness matters, where it is asked for."""
         losses: Floats = up.loss.double().cpu().numpy()
         if losses.min() < -1e-6:
             worst = int(losses.argmin())
             raise RunError(f"{self.name} needs losses of at least 0; client {up.ids[worst]} has {losses[worst]:g}")
         losses = np.maximum(losses, 0)  # a cross-entropy of 0 may come out as -1e-8
-        norms = lengths(up.g)
-        kept = norms >= ZERO_GRADIENT
-        r = self.length(norms[kept]) if kept.any() else None
-        h = np.zeros(len(losses))
-        if kept.sum() > 1 and np.linalg.norm(losses[kept]) >= 1e-12 and self.counts(losses[kept], rose):
-            h[kept] = fairness_weights(losses[kept])
-        size = np.ones_like(norms) if r is None else r / np.where(kept, norms, 1)
-        fair = mean(up.g, torch.as_tensor(h * size))
-        z = concat([up.g, *([stack(absent)] if absent else []), stack([fair])])
-        return Columns(z, gram(z), losses, kept, h, r)
-
-    def length(self, norms: Floats) -> float | None:
-        if self.scale == "none":
-            return None
-        return {"mean": float(norms.mean()), "median": float(np.median(norms)), "unit": 1.0}[self.scale]
-
-    def counts(self, losses: Floats, rose: bool) -> bool:
-        """FedMDFG's rule for when fairness matters, where it is asked for."""
-        angle = np.degrees(np.arccos(np.clip(-unfairness(losses), -1, 1)))
-        return self.fair_angle == 0 or rose or bool(angle > self.fair_angle)
+        return columns_of(up.g, losses, absent, self.scale, 0.0 if rose else self.fair_angle)
 
     def personal_directions(self, c: Columns) -> Model:
         """d_i(gamma) = -(g_i + sum_j nu_j g_j) of the online clients, stacked."""
@@ -241,30 +198,14 @@ class FedPG(Algorithm):
         return d
 
     def find_step(self, server: Server, up: Uploads, c: Columns, common: Direction, t: int) -> float:
+        """The step along d', and that of the P-models; S-FedPG searches for it."""
         return self.eta(t)
-
-    def spare_others(self, w: Model, up: Uploads, own: Model, step: float) -> Model:
-        """Directions halved until a step along d_i raises no other online client's loss; given up after 60 times."""
-        shares = torch.ones(len(up.ids), dtype=torch.float64)
-        allowed = up.loss.double().cpu() + SLACK
-        for _ in range(60):
-            tried = combine(torch.diag(shares).to(leaves(own)[0].device), own)
-            told = up.cohort.run(self.score_all, shared={"x": self.p_models(w, up, tried, step)}, write=False)
-            rises = told.loss.double().cpu() > told.align(allowed)[:, None]  # row: client j, column: P-model i
-            rises &= told.align(torch.arange(len(up.ids)))[:, None] != torch.arange(len(up.ids))
-            if not rises.any():
-                break
-            shares = torch.where(rises.any(0), shares / 2, shares)
-        else:
-            shares = torch.where(rises.any(0), torch.zeros_like(shares), shares)
-        spared: Model = combine(torch.diag(shares).to(leaves(own)[0].device), own)
-        return spared
 
     def send_personal(self, w: Model, up: Uploads, own: Model, step: float) -> None:
         if self.pm_base == "global":
             up.cohort.run(self.receive, per_client={"x": self.p_models(w, up, own, step)})
         else:
-            up.cohort.run(self.move, shared={"e": _scalar(step, w)}, per_client={"d": own, "buffers": up.buffers})
+            up.cohort.run(self.move, shared={"e": scalar(step, w)}, per_client={"d": own, "buffers": up.buffers})
 
     def p_models(self, w: Model, up: Uploads, own: Model, step: float) -> Model:
         """omega_i = omega_t + eta_p d_i, with the buffers of the client's own training."""
@@ -273,6 +214,12 @@ class FedPG(Algorithm):
 
     def global_model(self, server: Server) -> Model:
         return server.w
+
+    def server_facts(self, server: Server) -> dict[str, Tensor]:
+        return {
+            "step": torch.tensor(server.step, dtype=torch.float64),
+            "fair_dropped": torch.tensor(server.fair_dropped),
+        }
 
     def personal_model(self, server: Server, cohort: Cohort) -> Call:
         if self.pm_eval == "last":
@@ -340,20 +287,6 @@ class FedPG(Algorithm):
     def keep(self, task: Task, down: Down, kept: Kept) -> tuple[dict[str, Tree], Kept]:
         return {}, kept._replace(seen=torch.ones(()))
 
-    @property
-    def score_all(self) -> Program:
-        return Program(self.no_scores, (Phase(self.add_scores, ordered("train", self.batch_size)),), self.tell_scores)
-
-    def no_scores(self, task: Task, down: Down, kept: Kept) -> Scores:
-        return Scores(torch.zeros(leaves(down.x)[0].shape[0]), torch.zeros(()))
-
-    def add_scores(self, task: Task, down: Down, c: Scores, batch: Batch) -> Scores:
-        sums = [batch.sum(task.losses(rows(down.x, k), batch)) for k in range(leaves(down.x)[0].shape[0])]
-        return Scores(c.losses + torch.stack(sums), c.n + batch.n)
-
-    def tell_scores(self, task: Task, down: Down, c: Scores) -> tuple[dict[str, Tree], Tree]:
-        return {"loss": finite(c.losses / c.n)}, {}
-
     def newest_or_own(self, task: Task, down: Down, kept: Kept) -> Model:
         model: Model = where(kept.seen > 0, kept.v, down.w)
         return model
@@ -363,65 +296,5 @@ class FedPG(Algorithm):
         return model
 
 
-@dataclass(frozen=True)
-class SFedPG(FedPG):
-    name: ClassVar[str] = "s-fedpg"
-
-    s: int = hyper(1, "s: the search runs from 2^s eta_t down to 2^-s eta_t / sigma", low=0, high=30)
-    beta: float = hyper(1e-4, "beta: share of the first-order decrease that a step must reach", above=0, below=1)
-
-    @property
-    def searches(self) -> bool:
-        return True
-
-    def find_step(self, server: Server, up: Uploads, c: Columns, common: Direction, t: int) -> float:
-        """Algorithm 1: halve the step until every loss and F decrease enough."""
-        eta, w = self.eta(t), server.w
-        if not common.moves:
-            return eta
-        fair_slope = min(0.0, float(c.h @ common.slopes))  # scaled columns may let it come out positive
-        absent = not set(server.online) <= {int(i) for i in up.ids}
-        e, low = eta if absent else 2**self.s * eta, 2.0**-self.s * eta / common.sigma
-        tried: list[tuple[float, float, float]] = []  # step, mean loss there, mean loss at omega_t
-        while e >= low:
-            first = {} if tried else {"d": common.d}
-            told = up.cohort.run(self.trial if tried else self.first_trial, shared={"e": _scalar(e, w), **first})
-            here = told.align(torch.arange(len(up.ids))).numpy()  # somebody may fall silent in between
-            voters = here[c.kept[here]]
-            new: Floats = told.loss.double().cpu().numpy()[c.kept[here]]
-            if not len(voters):
-                break
-            old = c.losses[voters]
-            tried.append((e, float(new.mean()), float(old.mean())))
-            if (new <= old + self.beta * e * common.slopes[voters]).all() and (
-                not common.fair or unfairness(new) <= unfairness(old) + self.beta * e * fair_slope
-            ):
-                return e
-            e = e / 2
-        lower = [e for e, new_mean, old_mean in tried if new_mean < old_mean]
-        return max(lower) if lower else min(tried, key=lambda trial: trial[1], default=(eta,))[0]
-
-    # one client: the loss at omega_t + e d' --------------------------------------------------------------
-    @property
-    def first_trial(self) -> Program:
-        return Program(self.begin_search, (Phase(self.add_trial, ordered("train", self.batch_size)),), self.tell)
-
-    @property
-    def trial(self) -> Program:
-        return Program(self.begin_trial, (Phase(self.add_trial, ordered("train", self.batch_size)),), self.tell)
-
-    def begin_search(self, task: Task, down: Down, kept: Kept) -> Trial:
-        return self.begin_trial(task, down, kept._replace(d=down.d))
-
-    def begin_trial(self, task: Task, down: Down, kept: Kept) -> Trial:
-        return Trial(kept, shift(kept.w, down.e, kept.d), torch.zeros(()), torch.zeros(()))
-
-    def add_trial(self, task: Task, down: Down, c: Trial, batch: Batch) -> Trial:
-        return c._replace(loss=c.loss + batch.sum(task.losses(c.x, batch)), n=c.n + batch.n)
-
-    def tell(self, task: Task, down: Down, c: Trial) -> tuple[dict[str, Tree], Kept]:
-        return {"loss": finite(c.loss / c.n)}, c.kept
-
-
-def _scalar(value: float, like: Model) -> Tensor:
+def scalar(value: float, like: Model) -> Tensor:
     return leaves(like)[0].new_tensor(value)
