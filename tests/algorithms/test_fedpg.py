@@ -1,6 +1,7 @@
 """FedPG and S-FedPG on hand-sized problems: directions, fallbacks, absent clients, personal models, line search."""
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,13 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from bespokefl.algorithms.fedpg import FedPG
+from bespokefl.algorithms.fedpg import FedPG, Last
 from bespokefl.algorithms.s_fedpg import SFedPG
 from bespokefl.data import FederatedData
-from bespokefl.descent import fairness_weights, unfairness
+from bespokefl.descent import Columns, Direction, columns_of, common_direction, fairness_weights, unfairness
 from bespokefl.engines import Sequential, Vectorized
+from bespokefl.engines.base import Job, Result
 from bespokefl.errors import InputError, RunError
 from bespokefl.federation import Federation
+from bespokefl.solvers import min_norm
 from bespokefl.task import Task
 
 ENGINES = pytest.mark.parametrize("engine", [Sequential, Vectorized])
@@ -119,6 +122,48 @@ def test_direction_numbers(engine: Any, scale: Any, expected: tuple[float, float
     assert moved(squares(FedPG(lr=1.0, scale=scale, **EXACT), engine)) == near(*expected)
 
 
+def directed(losses: Any, gradients: Any, scale: Any) -> tuple[Columns, Direction]:
+    g = {"x": torch.tensor(gradients, dtype=torch.float64)}
+    c = columns_of(g, np.array(losses, dtype=np.float64), (), scale, 0.0)
+    return c, common_direction(c)
+
+
+def test_lambda_and_sigma_as_in_the_supplement() -> None:
+    """Problem G, scale="none": the fairness column holds 82 % of the weight."""
+    c, d = directed([1, 0.625], [[-1, 1], [1, 0.5]], "none")
+    assert c.h.tolist() == near(0.101060452449, -0.161696723918)
+    assert c.z["x"][2].tolist() == near(-0.262757176367, 0.02021209049)  # grad F
+    assert min_norm(c.products).tolist() == near(0, 0.176517670054, 0.823482329946)
+    assert d.sigma == pytest.approx(6.68329613589, abs=1e-10)
+    assert (d.d["x"] / d.sigma).tolist() == near(0.039858221751, -0.104903134397)
+    assert (d.slopes / d.sigma).tolist() == near(-0.144761356147, -0.012593345447)
+    assert d.fair and d.moves and not d.fair_dropped
+
+
+def test_lambda_and_sigma_of_columns_of_one_length() -> None:
+    """scale="mean": the weights are of the scaled columns, the slopes of the raw gradients."""
+    c, d = directed([1, 0.625], [[-1, 1], [1, 0.5]], "mean")
+    assert c.r == pytest.approx(1.266123775561, abs=1e-10)
+    size = c.r / np.sqrt(c.products.diagonal())
+    fair = size[2] * c.z["x"][2]
+    assert fair.tolist() == near(-1.26611392376, -0.004994707474)
+    assert min_norm(c.products * size[:, None] * size).tolist() == near(0, 0.5, 0.5)
+    assert d.sigma == pytest.approx(2.5664008848, abs=1e-10)
+    assert (d.d["x"] / d.sigma).tolist() == near(0.066829195863, -0.280616529271)
+    assert d.slopes.tolist() == near(-0.891685016406, -0.188576747112)
+
+
+def test_lambda_and_sigma_without_the_fairness_column() -> None:
+    c, d = directed([1, 1], [[-1, 1], [1, 0.5]], "none")
+    assert min_norm(c.products[:2, :2]).tolist() == near(7 / 17, 10 / 17)
+    assert d.sigma == pytest.approx(0.75 / np.sqrt(9 / 17), abs=1e-12)  # |mean g| over |d|
+    assert (d.d["x"] / d.sigma).tolist() == near(-3 / 17, -12 / 17)
+    assert (d.slopes / d.sigma).tolist() == near(-9 / 17, -9 / 17)
+    assert not d.fair and not d.fair_dropped
+    _, alone = directed([1], [[3, 4]], "mean")
+    assert alone.sigma == 1 and alone.d["x"].tolist() == near(-3, -4) and alone.slopes.tolist() == near(-25)
+
+
 @ENGINES
 def test_without_the_fairness_column(engine: Any) -> None:
     """Equal losses: h = 0, and the direction is the gradients' own (-3/17, -12/17), lengthened to the mean's."""
@@ -137,11 +182,29 @@ def test_fairness_only_beyond_an_angle() -> None:
     assert (np.array(within) / np.linalg.norm(within)).tolist() == near(*(np.array([-1, -4]) / np.sqrt(17)))
 
 
+@pytest.mark.parametrize(("before", "counts"), [(0.9, True), (1.0, False), (1.1, False)])
+def test_fairness_within_the_angle_if_a_loss_rose(before: float, counts: bool) -> None:
+    """Client 0 has the loss 1 now; the angle of 13 degrees alone would not do."""
+    federation = squares(FedPG(lr=1.0, scale="none", fair_angle=20.0, **EXACT))
+    past = Last({"x": torch.tensor([5.0, 5.0], dtype=torch.float64)}, before, 0)
+    federation.server = federation.server._replace(last={0: past})
+    d = np.array(moved(federation))
+    if counts:
+        assert d.tolist() == near(0.266384299411, -0.701098712755)
+    else:
+        assert (d / np.linalg.norm(d)).tolist() == near(*(np.array([-1, -4]) / np.sqrt(17)))
+    assert federation.server.last[0].loss == pytest.approx(1.0, abs=1e-12)  # the next round compares with this one
+
+
 @ENGINES
 def test_lemma_counterexample_drops_the_fairness_column(engine: Any) -> None:
     federation = planes([2, 1], [1, 1], FedPG(lr=1.0, scale="none", **EXACT), engine)
     assert moved(federation) == near(-1)
     assert federation.server.fair_dropped == 1
+    facts = federation.facts()
+    assert {k: v.tolist() for k, v in facts.items()} == {"step": 1.0, "fair_dropped": 1}
+    moved(federation)
+    assert federation.facts()["fair_dropped"] == 2
 
 
 @ENGINES
@@ -316,6 +379,63 @@ def test_pseudo_gradients(engine: Any) -> None:
     assert torch.allclose(five.personal_models()["x"], trained, atol=1e-12)
 
 
+def normalised() -> tuple[nn.Module, FederatedData]:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Linear(5, 3)).double()
+    module(torch.randn(50, 4, dtype=torch.float64))  # statistics that are not 0 and 1
+    rng = np.random.default_rng(0)
+    arrays = lambda n: (rng.normal(size=(n, 4)) + 1, rng.integers(0, 3, n))  # noqa: E731
+    clients = [{"train": arrays(n), "test": arrays(2)} for n in (23, 8)]
+    return module, FederatedData.from_arrays(clients, classes=("a", "b", "c"))
+
+
+STATISTICS = ("1.running_mean", "1.running_var")
+
+
+@ENGINES
+def test_exact_gradients_leave_the_statistics_as_they_are(engine: Any) -> None:
+    """One client: the step is lr times the gradient in evaluation mode, by autograd."""
+    module, data = normalised()
+    federation = Federation(module, data, FedPG(lr=0.1, batch_size=10, grad_mode="exact"), engine=engine("cpu"))
+    start = {k: v.clone() for k, v in federation.task.initial.items()}
+    rows = data.splits["train"][0]
+    module.eval()
+    out = module(data.x[rows])
+    loss = nn.functional.cross_entropy(out, data.y[rows])
+    gradients = torch.autograd.grad(loss, list(module.parameters()))
+    federation.round(clients=[0])
+    for (k, _), g in zip(module.named_parameters(), gradients, strict=True):
+        for model in (federation.global_model(), federation.client_model(0)):
+            torch.testing.assert_close(model[k], start[k] - 0.1 * g, rtol=0, atol=1e-12)  # type: ignore[index]
+    for name in ("fedpg", "s-fedpg"):
+        cls = {"fedpg": FedPG, "s-fedpg": SFedPG}[name]
+        federation = Federation(module, data, cls(lr=0.1, batch_size=10, grad_mode="exact"), engine=engine("cpu"))
+        for _ in range(2):
+            federation.round()
+        for k in STATISTICS:
+            assert torch.equal(federation.global_model()[k], start[k])  # type: ignore[index]
+            assert all(torch.equal(own, start[k]) for own in federation.personal_models()[k])
+
+
+@ENGINES
+def test_local_epochs_average_the_statistics(engine: Any) -> None:
+    """One step in train mode: torch's own statistics of each client, averaged by samples; P-models keep their own."""
+    module, data = normalised()
+    algorithm = FedPG(lr=0.1, batch_size=None, local_epochs=1)
+    federation = Federation(module, data, algorithm, engine=engine("cpu"))
+    federation.round()
+    each = []
+    for rows in data.splits["train"]:
+        copied = copy.deepcopy(module).train()
+        copied(data.x[rows])
+        each.append(copied.state_dict())
+    for k in STATISTICS:
+        average = (23 * each[0][k] + 8 * each[1][k]) / 31
+        torch.testing.assert_close(federation.global_model()[k], average, rtol=0, atol=1e-12)  # type: ignore[index]
+        own = torch.stack([state[k] for state in each])
+        torch.testing.assert_close(federation.personal_models()[k], own, rtol=0, atol=1e-12)
+
+
 def test_the_step_decays() -> None:
     algorithm = FedPG(lr=0.5, decay=0.5, **{k: v for k, v in EXACT.items() if k != "decay"})
     federation = planes([9], [[1.0, 0.0]], algorithm)
@@ -323,13 +443,114 @@ def test_the_step_decays() -> None:
 
 
 # the line search -----------------------------------------------------------------------------------------
+def watched(engine: Any, silent: int = -1, exchanges: Collection[int] = ()) -> Any:
+    """An engine that notes every trial of a line search: its step and the clients' losses.
+
+    One client may be silent in some exchanges: 0 is the upload, then come the trials.
+    """
+
+    class Watched(engine):  # type: ignore[misc]
+        def __init__(self, device: str) -> None:
+            super().__init__(device)
+            self.trials: list[tuple[float, list[float]]] = []
+            self.exchange = -1
+
+        def run(self, job: Job) -> Result:
+            self.exchange += 1
+            missing = (job.clients == silent) & (self.exchange in exchanges)
+            there = np.flatnonzero(~missing)
+            result: Result = super().run(job.select(there))
+            if "e" in job.shared:
+                self.trials.append((float(job.shared["e"]), result.uploads["loss"].tolist()))
+            failed = {int(i): ConnectionError("gone") for i in job.clients[missing]}
+            return result._replace(positions=there[result.positions], failed=failed)
+
+    return Watched
+
+
+MEAN_LOSS = {  # of problem G at START + e d', scale="none"
+    32: 271.986130893873, 16: 64.399315446936, 8: 14.605907723468, 4: 3.209203861734, 2: 0.885851930867,
+    1: 0.567925965434, 0.5: 0.619900482717, 0.25: 0.698622116358,
+}  # fmt: skip
+SEARCHES = [
+    (0.5, [1, 0.5, 0.25], 0.25),  # decreases enough
+    (1.0, [2, 1, 0.5, 0.25], 0.25),
+    (4.0, [8, 4, 2, 1, 0.5], 1.0),  # none does: the largest with a mean loss below .8125
+    (16.0, [32, 16, 8, 4, 2], 2.0),  # none lowers the mean loss: the smallest
+]
+
+
 @ENGINES
-@pytest.mark.parametrize(("eta", "step"), [(0.5, 0.25), (1.0, 0.25), (4.0, 1.0), (16.0, 2.0)])
-def test_line_search_numbers(engine: Any, eta: float, step: float) -> None:
-    federation = squares(SFedPG(lr=eta, scale="none", **EXACT), engine)
+@pytest.mark.parametrize(("eta", "steps", "taken"), SEARCHES)
+def test_line_search_numbers(engine: Any, eta: float, steps: list[float], taken: float) -> None:
+    federation = squares(SFedPG(lr=eta, scale="none", **EXACT), watched(engine))
     d = np.array(moved(federation))
-    assert federation.server.step == step  # Armijo, Armijo, largest with a lower mean loss, smallest mean loss
-    assert (d / step).tolist() == near(0.266384299411, -0.701098712755)
+    trials = federation.engine.trials  # type: ignore[attr-defined]
+    assert [e for e, _ in trials] == steps
+    assert [np.mean(losses) for _, losses in trials] == near(*(MEAN_LOSS[e] for e in steps))
+    assert federation.server.step == taken == federation.facts()["step"]
+    assert (d / taken).tolist() == near(0.266384299411, -0.701098712755)
+
+
+@ENGINES
+@pytest.mark.parametrize("online", [[], [0], [0, 1], [2], [0, 1, 2]])
+def test_the_search_starts_at_eta_if_a_client_of_the_last_round_is_absent(engine: Any, online: list[int]) -> None:
+    """Problem G with eta = 1, as in the supplement's Algorithm 1; client 2 is not asked."""
+    algorithm = SFedPG(lr=1.0, scale="none", tau=0, **EXACT)
+    federation = squares(algorithm, watched(engine), centres=[*G, [0.0, 0.0]])
+    federation.server = federation.server._replace(online=online)
+    federation.round(clients=[0, 1])
+    absent = 2 in online
+    trials = federation.engine.trials  # type: ignore[attr-defined]
+    assert [e for e, _ in trials] == ([1, 0.5, 0.25] if absent else [2, 1, 0.5, 0.25])
+    assert [np.mean(losses) for _, losses in trials] == near(*(MEAN_LOSS[e] for e, _ in trials))
+    assert federation.server.step == 0.25
+    assert federation.server.online == [0, 1]
+
+
+def test_the_search_starts_from_the_decayed_step() -> None:
+    algorithm = SFedPG(lr=0.25, s=2, scale="none", grad_mode="exact", batch_size=None, decay=0.5)
+    federation = planes([9], [[1.0, 0.0]], algorithm, watched(Sequential))
+    for _ in range(3):
+        federation.round()
+    assert [e for e, _ in federation.engine.trials] == [1.0, 0.5, 0.25]  # type: ignore[attr-defined]
+
+
+@ENGINES
+@pytest.mark.parametrize(
+    ("eta", "missed", "steps", "voters", "taken"),
+    [
+        (0.5, [1, 2, 3, 4], [1], [1], 1.0),
+        (0.5, [2, 3, 4], [1, 0.5], [2, 1], 0.5),  # client 1 alone stood against .5
+        (4.0, [2, 3, 4, 5, 6], [8, 4, 2], [2, 1, 1], 2.0),  # client 0 goes up to 3.44
+        (4.0, [1], [8, 4, 2], [1, 1, 1], 2.0),  # who missed d' cannot tell its loss along it
+        (4.0, [2], [8, 4, 2], [2, 1, 1], 2.0),
+    ],
+)
+def test_who_falls_silent_in_the_search_has_no_vote(
+    engine: Any, eta: float, missed: list[int], steps: list[float], voters: list[int], taken: float
+) -> None:
+    """Of one voter F is always -1, so that only its own loss counts."""
+    federation = squares(SFedPG(lr=eta, scale="none", **EXACT), watched(engine, 1, missed))
+    record = federation.round()
+    trials = federation.engine.trials  # type: ignore[attr-defined]
+    assert [e for e, _ in trials] == steps
+    assert [len(losses) for _, losses in trials] == voters
+    assert federation.server.step == taken
+    d = federation.global_model()["x"].numpy() - np.array(START)  # type: ignore[index]
+    assert (d / taken).tolist() == near(0.266384299411, -0.701098712755)  # of both gradients
+    assert "gone" in record.failed[1]
+
+
+@ENGINES
+def test_without_voters_the_step_is_eta(engine: Any) -> None:
+    """The client with a gradient falls silent; the other, whose gradient vanishes, has no say."""
+    algorithm = SFedPG(lr=0.5, **EXACT)
+    federation = planes([1, 3], [[1e-9, 0], [3, 4]], algorithm, watched(engine, 1, [1, 2]))
+    federation.round()
+    assert federation.server.step == 0.5
+    assert [len(losses) for _, losses in federation.engine.trials] == [1]  # type: ignore[attr-defined]
+    assert (federation.global_model()["x"] / 0.5).tolist() == near(-3, -4)  # type: ignore[index]
 
 
 @pytest.mark.parametrize("eta", [0.5, 1.0, 4.0, 16.0])

@@ -12,13 +12,14 @@ F to first order; then F must only not rise. Clients whose gradient vanishes do 
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from bespokefl.algorithms.fedpg import FedPG, Kept, Server, scalar
 from bespokefl.algorithms.hyper import hyper
 from bespokefl.cohort import Uploads
-from bespokefl.descent import Columns, Direction, unfairness
+from bespokefl.descent import NO_LOSS, Columns, Direction, fairness_weights, unfairness
 from bespokefl.program import Down, Phase, Program, ordered
 from bespokefl.solvers import Floats
 from bespokefl.sparing import finite
@@ -52,22 +53,22 @@ class SFedPG(FedPG):
         eta, w = self.eta(t), server.w
         if not common.moves:
             return eta
-        fair_slope = min(0.0, float(c.h @ common.slopes))  # scaled columns may let it come out positive
         absent = not set(server.online) <= {int(i) for i in up.ids}
         e, low = eta if absent else 2**self.s * eta, 2.0**-self.s * eta / common.sigma
+        cohort, here = up.cohort, torch.arange(len(up.ids))
         tried: list[tuple[float, float, float]] = []  # step, mean loss there, mean loss at omega_t
         while e >= low:
             first = {} if tried else {"d": common.d}
-            told = up.cohort.run(self.trial if tried else self.first_trial, shared={"e": scalar(e, w), **first})
-            here = told.align(torch.arange(len(up.ids))).numpy()  # somebody may fall silent in between
-            voters = here[c.kept[here]]
-            new: Floats = told.loss.double().cpu().numpy()[c.kept[here]]
+            told = cohort.run(self.trial if tried else self.first_trial, shared={"e": scalar(e, w), **first})
+            cohort, here = told.cohort, told.align(here)  # who falls silent in between is out of the search
+            votes = c.kept[here.numpy()]
+            voters, new = here.numpy()[votes], told.loss.double().cpu().numpy()[votes]
             if not len(voters):
                 break
-            old = c.losses[voters]
+            old, slopes = c.losses[voters], common.slopes[voters]
             tried.append((e, float(new.mean()), float(old.mean())))
-            if (new <= old + self.beta * e * common.slopes[voters]).all() and (
-                not common.fair or unfairness(new) <= unfairness(old) + self.beta * e * fair_slope
+            if (new <= old + self.beta * e * slopes).all() and (
+                not common.fair or unfairness(new) <= unfairness(old) + self.beta * e * fair_slope(old, slopes)
             ):
                 return e
             e = e / 2
@@ -94,3 +95,10 @@ class SFedPG(FedPG):
 
     def tell(self, task: Task, down: Down, c: Trial) -> tuple[dict[str, Tree], Kept]:
         return {"loss": finite(c.loss / c.n)}, c.kept
+
+
+def fair_slope(losses: Floats, slopes: Floats) -> float:
+    """grad F . d' of those who vote, at most 0: scaled columns may let it come out positive."""
+    if len(losses) < 2 or np.linalg.norm(losses) < NO_LOSS:
+        return 0.0
+    return min(0.0, float(fairness_weights(losses) @ slopes))
