@@ -7,10 +7,10 @@ The questions are those of LG-Mix's tables 8 and 9 (time and memory against FedA
 method has a process of its own, so that its peak of memory is its own; processes take turns, every other time in
 reverse order. Columns:
 
-* time: the median of a round (vectorized engine), over FedAvg's. The first rounds, in which programs are traced, do not
-  count. S-FedPG's time depends on how long its line search takes on these (random) data.
-* memory: the peak of the process above what it held with the data loaded and everything imported, over FedAvg's. It is
-  the simulation's: all clients of the round are in it, and the server.
+* s, time: the median of a round (vectorized engine), and the same over FedAvg's. The first rounds, in which programs
+  are traced, do not count. S-FedPG's time depends on how long its line search takes on these (random) data.
+* MiB, memory: the peak of the process above what it held with the data loaded and everything imported, and the same
+  over FedAvg's. It is the simulation's: all clients of the round are in it, and the server.
 * down, up: numbers sent per client in the last round, in units of the model's size n.
 * kept: numbers that a client keeps between rounds, in n (FedAvg's own 1 is the model it was last scored with).
 * passes: gradient passes of a client per local step of FedAvg, counted in the second round. A pass for a part of the
@@ -172,7 +172,7 @@ def _module(model: str) -> torch.nn.Module:
 
 def _table(title: str, costs: Sequence[Costs]) -> Table:
     table = Table(title=title, title_justify="left")
-    for heading in ("", "s a round", "time", "MiB", "memory", "down, n", "up, n", "kept, n", "passes"):
+    for heading in ("", "s", "time", "MiB", "memory", "down", "up", "kept", "passes"):
         table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
     for c in costs:
         table.add_row(
