@@ -1,6 +1,6 @@
 """The clients of a round as the server sees them: programs go out, stacked uploads of those that answered come back."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -75,9 +75,11 @@ class Cohort:
 
     def everyone(self) -> "Cohort":
         """All clients of the federation in this round, sampled or not."""
-        return Cohort(
-            self.site, np.arange(len(self.site.train_sizes)), self.round, silent=self.silent, ledger=self.ledger
-        )
+        return self.only(range(len(self.site.train_sizes)))
+
+    def only(self, ids: Sequence[int] | Rows) -> "Cohort":
+        """Some of these clients, for an exchange with them alone; what happens is written to the same ledger."""
+        return Cohort(self.site, np.asarray(ids), self.round, silent=self.silent, ledger=self.ledger)
 
     def run(
         self,
@@ -109,8 +111,7 @@ class Cohort:
             raise RunError(self._nobody_left()) from next(iter(result.failed.values()), None)
         if write:
             self.site.states.scatter(self.ids[rows], states)
-        answered = Cohort(self.site, self.ids[rows], self.round, silent=self.silent, ledger=self.ledger)
-        return Uploads(answered, uploads, rows)
+        return Uploads(self.only(self.ids[rows]), uploads, rows)
 
     def job(self, program: Program, shared: Mapping[str, Tree], per_client: Mapping[str, Tree], splits: Splits) -> Job:
         """A program on these clients, with their states."""

@@ -50,25 +50,18 @@ def by_hand(federation: Federation, algorithm: PFedHN, rounds: list[list[int]]) 
     m: Weights = {}
     m_v: Weights = {}
     for t, clients in enumerate(rounds):
-        at, answers = phi, []
-        sent = [heads[i] | hn.write(at, v[i], shapes) for i in range(2)]
-        for i in clients:
-            (x, y), w, local = small.samples()[i], sent[i], Weights()
-            (rows,) = small.batches(federation, algorithm.train, i, t)
-            for r in rows:
-                g = clipped(small.gradient(w, x[r], y[r]), algorithm.clip)
-                w, local = decayed_sgd(w, g, local, 0.2, 0.9, 0.01)
-            answers.append({k: sent[i][k] - w[k] for k in names})
-            heads[i] = w
-        share = [1.0] * len(clients)
-        groups = [[k] for k in range(len(clients))]
-        if algorithm.server_step == "cohort":
-            share, groups = [1 / len(clients)] * len(clients), [list(range(len(clients)))]
-        for group in groups:
+        for group in [clients] if algorithm.server_step == "cohort" else [[i] for i in clients]:
             g, g_v = {k: np.zeros_like(value) for k, value in phi.items()}, np.zeros_like(v)
-            for k in group:
-                pulled, g_v[clients[k]] = hn.pull(phi, v[clients[k]], answers[k])
-                g = {name: g[name] + share[k] * value for name, value in pulled.items()}
+            for i in group:
+                sent = heads[i] | hn.write(phi, v[i], shapes)
+                (x, y), w, local = small.samples()[i], sent, Weights()
+                (rows,) = small.batches(federation, algorithm.train, i, t)
+                for r in rows:
+                    step = clipped(small.gradient(w, x[r], y[r]), algorithm.clip)
+                    w, local = decayed_sgd(w, step, local, 0.2, 0.9, 0.01)
+                heads[i] = w
+                pulled, g_v[i] = hn.pull(phi, v[i], {k: sent[k] - w[k] for k in names})
+                g = {name: g[name] + value / len(group) for name, value in pulled.items()}
             together = clipped({**g, "v": g_v}, algorithm.clip)
             g_v = together.pop("v")
             phi, m = decayed_sgd(phi, together, m, 0.3, 0.8, 0.02)

@@ -5,9 +5,9 @@ steps and answers with Delta_i, final minus initial weights. -Delta_i, pulled ba
 server steps phi and v_i by SGD with momentum. A client keeps nothing; its model is H(v_i; phi), without local steps.
 Sizes, optimisers (a fresh one for every visit) and clipping are those of the authors' code.
 
-* The authors visit one client per round, and that is a cohort of one here. Of a larger cohort all get their weights
-  from the same phi, and then ``server_step="client"`` takes the answers one after another, a step each at the phi
-  that the ones before have left; "cohort" takes one step by their mean.
+* The authors visit one client per round. Here a round visits its cohort one after another in the order of ids, each
+  with the weights of the newest phi (``server_step="client"``); "cohort" visits all at once and takes one step by their
+  mean, which is faster and needs more rounds.
 * In the authors' code v are parameters like any others, so momentum and weight decay move the v of absent clients too
   (``embed_opt="sgd"``); "plain" steps only the v of those who answered, as Algorithm 1 is printed.
 * ``private_head=True`` is pFedHN-PC: H writes the body, and the head stays with its client.
@@ -20,20 +20,21 @@ Sizes, optimisers (a fresh one for every visit) and clipping are those of the au
 from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from bespokefl.algorithms.base import Algorithm, Setup, Training
 from bespokefl.algorithms.hyper import hyper
 from bespokefl.cohort import Cohort, Uploads
-from bespokefl.errors import InputError
+from bespokefl.errors import InputError, RunError
 from bespokefl.hypernetwork import HyperNetwork, generate, initial_parameters, pull_phi, pull_v
 from bespokefl.optim import SGD
 from bespokefl.program import Batches, Call, Down, Phase, Program, shuffled
 from bespokefl.rng import stream
 from bespokefl.scoring import hand_over
 from bespokefl.task import Batch, Task
-from bespokefl.trees import Model, Tree, mean, norm, pick, rows, scale, sub, tree_map
+from bespokefl.trees import Model, Tree, concat, mean, norm, pick, scale, sub, tree_map
 
 LARGEST = 2**28  # parameters of a hypernetwork: 1 GiB, and several times that in training
 
@@ -188,23 +189,28 @@ class PFedHN(HyperNetworked):
     paper: ClassVar[str] = "Shamsian et al., Personalized Federated Learning using Hypernetworks, ICML 2021"
 
     server_step: Literal["client", "cohort"] = hyper(
-        "client", "a step of phi after each client, or by the cohort's mean"
+        "client", "clients one after another with a step of phi each, or all at once and one step by their mean"
     )
 
     def round(self, server: Server, cohort: Cohort) -> Server:
         H = self.hypernetwork(cohort.site.task, len(server.v))
-        up = self.exchange(H, server.phi, server, cohort)
-        p, ids = up.weights(self.weights), self.embedded(up.cohort, server)
-        server = server._replace(rest=mean(up.rest, p))
-        if self.server_step == "cohort":
-            return self.learn(H, server, up.delta, p, ids)
-        for r in range(len(ids)):
-            one = torch.tensor([r])
-            server = self.learn(H, server, rows(up.delta, one), torch.ones(1), ids[r : r + 1])
-        return server
+        visits = [cohort] if self.server_step == "cohort" else [cohort.only([i]) for i in cohort.ids]
+        answers: list[Uploads] = []
+        for visited in visits:
+            try:
+                up = self.exchange(H, server.phi, server, visited)
+            except RunError as nobody:  # a visit in vain; the round fails only if all were
+                if visited is visits[-1] and not answers:
+                    raise nobody
+                continue
+            server = self.learn(H, server, up)
+            answers.append(up)
+        answered = cohort.only(np.concatenate([up.ids for up in answers]))
+        return server._replace(rest=mean(concat([up.rest for up in answers]), answered.weights(self.weights)))
 
-    def learn(self, H: nn.Module, server: Server, delta: Model, p: Tensor, ids: Tensor) -> Server:
+    def learn(self, H: nn.Module, server: Server, up: Uploads) -> Server:
         """One step by the given answers: -J_phi^T p_i Delta_i for phi, -J_v^T Delta_i for each v_i."""
-        v = server.v[ids]
-        g = pull_phi(H, server.phi, v, self.weighted(delta, p))
-        return self.descended(server, g, -pull_v(H, server.phi, v, delta), ids)
+        index = self.embedded(up.cohort, server)
+        v = server.v[index]
+        g = pull_phi(H, server.phi, v, self.weighted(up.delta, up.weights(self.weights)))
+        return self.descended(server, g, -pull_v(H, server.phi, v, up.delta), index)
