@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.algorithms import small
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -507,3 +508,55 @@ def test_bytes_of_a_round(engine: Any, cls: type[PGFed]) -> None:
 def test_impossible_values_are_refused(name: str, wrong: dict[str, Any]) -> None:
     with pytest.raises(InputError, match=next(iter(wrong))):
         build_algorithm(name, {}, wrong)
+
+
+# without the tangents --------------------------------------------------------------------------------
+@both_engines
+@pytest.mark.parametrize("order", ["paper", "code"])
+def test_exact_risks_by_hand(engine: Any, order: Any) -> None:
+    """Two rounds of two full-batch steps; the second round knows of both clients."""
+    run = quadratics(PGFed(**EXAMPLE, taylor=False, alpha_order=order), engine)
+    run.round()
+    run.round()
+    w = np.array([1.6775, 0.7775])
+    for i in range(2):
+        theta, alpha = w.copy(), np.full(2, 0.5)
+        for _ in range(2):
+            before = theta
+            others = sum(alpha[j] * H[j] * (theta - C[j]) for j in range(2))
+            theta = theta - 0.1 * (H[i] * (theta - C[i]) + 0.1 * others)
+            at = theta if order == "paper" else before
+            f = np.array([0.5 * (H[j] * (at - C[j]) ** 2).sum() for j in range(2)])
+            alpha = np.maximum(alpha - 0.5 * 0.1 * f, 0)
+        near(run.client_model(i)["x"], theta)
+        near(run.server.A[i], alpha)
+
+
+def test_tangents_are_off_by_the_distance_to_where_they_touch() -> None:
+    """Identity Hessians, one step: exact minus Taylor is -eta mu sum_j alpha_ij (w - theta_j)."""
+    one_step = EXAMPLE | {"local_epochs": 1}
+    runs = [quadratics(PGFed(**one_step, taylor=t), h=np.ones((2, 2))) for t in (True, False)]
+    for run in runs:
+        run.round()
+    w, touched = runs[0].server.w["x"], runs[0].personal_models()["x"]
+    for run in runs:
+        run.round()
+    tangents, exact = (run.personal_models()["x"] for run in runs)
+    near(exact - tangents, (-0.1 * 0.1 * 0.5 * (2 * w - touched.sum(0))).expand(2, 2))
+
+
+def test_exact_risks_train_a_network() -> None:
+    """Both engines on ragged clients and shuffled batches agree, and differ from the tangents."""
+    models = []
+    for engine, taylor in ((Sequential, False), (Vectorized, False), (Sequential, True)):
+        run = small.federate(PGFed(lr=0.2, mu=0.5, local_epochs=2, batch_size=3, taylor=taylor), engine("cpu"))
+        for _ in range(3):
+            run.round()
+        models.append(torch.cat([v.flatten() for v in run.server.w.values()]))
+    torch.testing.assert_close(models[0], models[1], rtol=1e-12, atol=1e-13)
+    assert not torch.allclose(models[0], models[2], atol=1e-4)
+
+
+def test_pgfedmo_needs_the_tangents() -> None:
+    with pytest.raises(InputError, match=r"algorithm\.taylor = false"):
+        quadratics(PGFedMo(**EXAMPLE, taylor=False))

@@ -20,7 +20,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from bespokefl.algorithms.base import Algorithm, Setup
+from bespokefl.algorithms.base import OneModel
 from bespokefl.algorithms.hyper import hyper
 from bespokefl.cohort import Cohort
 from bespokefl.program import Call, Down, Phase, Program
@@ -47,16 +47,13 @@ class Both(NamedTuple):
 
 
 @dataclass(frozen=True)
-class APFL(Algorithm):
+class APFL(OneModel):
     name: ClassVar[str] = "apfl"
     paper: ClassVar[str] = "Deng et al., Adaptive Personalized Federated Learning, arXiv 2020"
 
     alpha0: float = hyper(0.5, "alpha: share of a client's own model; where it starts if adaptive", low=0, high=1)
     adaptive: bool = hyper(True, "whether clients learn their alpha, eq. (10)")
     alpha_decay: float = hyper(0.0, "weight of alpha^2/2 in the objective of alpha", low=0)
-
-    def init(self, task: Task, x0: Model, setup: Setup) -> Tree:
-        return {"w": x0}
 
     def init_client(self, task: Task, x0: Model) -> Kept:
         m = self.momentum_to_keep(self.opt.init(task.params(x0)))
@@ -65,10 +62,6 @@ class APFL(Algorithm):
     def round(self, server: Tree, cohort: Cohort) -> Tree:
         up = cohort.run(self.train, shared={"w": server["w"]})
         return {"w": mean(up.w, up.weights(self.weights))}
-
-    def global_model(self, server: Tree) -> Model:
-        w: Model = server["w"]
-        return w
 
     def client_facts(self, task: Task, server: Tree, kept: Kept) -> dict[str, Tensor]:
         return {"alpha": kept.alpha}

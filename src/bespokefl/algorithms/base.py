@@ -9,7 +9,8 @@ from torch import Tensor
 from bespokefl.algorithms.hyper import checked, hyper
 from bespokefl.cohort import Cohort
 from bespokefl.optim import SGD
-from bespokefl.program import Batches, Call, shuffled
+from bespokefl.program import Batches, Call, Down, Program, shuffled
+from bespokefl.scoring import hand_over
 from bespokefl.task import Batch, Pass, Task
 from bespokefl.trees import Model, Tree
 
@@ -69,7 +70,11 @@ class Algorithm:
         raise NotImplementedError
 
     def personal_model(self, server: Tree, cohort: Cohort) -> Call:
-        """The program whose upload ``model`` is a client's own model."""
+        """The program whose upload ``model`` is a client's own model; by default it only looks into its state."""
+        return Call(Program(self.own, (), hand_over))
+
+    def own(self, task: Task, down: Down, kept: Tree) -> Model:
+        """A client's own model, where its state has it."""
         raise NotImplementedError
 
     def global_model(self, server: Tree) -> Model | None:
@@ -101,6 +106,11 @@ class Algorithm:
     def epochs(self) -> Batches:
         return shuffled(self.local_epochs, self.batch_size, drop_last=self.drop_last)
 
+    def epochs_or_steps(self, unit: str) -> Batches:
+        """``local_epochs`` epochs of the train split or, for the unit "steps", as many batches."""
+        steps = self.local_epochs if unit == "steps" else None
+        return shuffled(self.local_epochs, self.batch_size, steps=steps, drop_last=self.drop_last)
+
     def momentum_at_start(self, kept: Model, params: Model) -> Model:
         """The buffers that a round's training of ``params`` begins with."""
         return kept if self.opt_state == "keep" else self.opt.init(params)
@@ -123,3 +133,15 @@ class Algorithm:
                 if isinstance(value, type) and issubclass(value, tuple) and hasattr(value, "_fields"):
                     found[value.__name__] = value
         return found
+
+
+@dataclass(frozen=True)
+class OneModel(Algorithm):
+    """A method whose server keeps one model w, and nothing else."""
+
+    def init(self, task: Task, x0: Model, setup: Setup) -> Tree:
+        return {"w": x0}
+
+    def global_model(self, server: Tree) -> Model:
+        w: Model = server["w"]
+        return w

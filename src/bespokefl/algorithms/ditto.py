@@ -8,12 +8,11 @@ As in the authors' code both updates of a step share the batch, and the global a
 from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple
 
-from bespokefl.algorithms.base import Algorithm, Setup
+from bespokefl.algorithms.base import OneModel
 from bespokefl.algorithms.hyper import hyper
 from bespokefl.cohort import Cohort
-from bespokefl.program import Call, Down, Phase, Program
+from bespokefl.program import Down, Phase, Program
 from bespokefl.proximal import pulled
-from bespokefl.scoring import hand_over
 from bespokefl.task import Batch, Task
 from bespokefl.trees import Model, Tree, mean
 
@@ -32,15 +31,12 @@ class Two(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Ditto(Algorithm):
+class Ditto(OneModel):
     name: ClassVar[str] = "ditto"
     paper: ClassVar[str] = "Li et al., Ditto: Fair and Robust Federated Learning Through Personalization, ICML 2021"
 
     lam: float = hyper(1.0, "lambda: pull of the personal model towards the global one, eq. (1)", low=0)
     weights: Literal["sample", "uniform"] = hyper("uniform", "p_i: aggregation by samples (n_i) or all clients alike")
-
-    def init(self, task: Task, x0: Model, setup: Setup) -> Tree:
-        return {"w": x0}
 
     def init_client(self, task: Task, x0: Model) -> Kept:
         m = self.momentum_to_keep(self.opt.init(task.params(x0)))
@@ -49,13 +45,6 @@ class Ditto(Algorithm):
     def round(self, server: Tree, cohort: Cohort) -> Tree:
         up = cohort.run(self.train, shared={"w": server["w"]})
         return {"w": mean(up.x, up.weights(self.weights))}
-
-    def global_model(self, server: Tree) -> Model:
-        w: Model = server["w"]
-        return w
-
-    def personal_model(self, server: Tree, cohort: Cohort) -> Call:
-        return Call(Program(self.own, (), hand_over))
 
     # one client --------------------------------------------------------------------------------------
     @property

@@ -33,8 +33,7 @@ from bespokefl.algorithms.base import Algorithm, Setup, Training
 from bespokefl.algorithms.hyper import hyper
 from bespokefl.cohort import Cohort
 from bespokefl.errors import InputError
-from bespokefl.program import Call, Down, Phase, Program, Rows
-from bespokefl.scoring import hand_over
+from bespokefl.program import Down, Phase, Program, Rows
 from bespokefl.solvers import squared_distances
 from bespokefl.task import Batch, Task
 from bespokefl.trees import Model, Tree, combine, repeat, tree_map
@@ -83,9 +82,6 @@ class FedAMP(Algorithm):
         xi /= np.maximum(1.0, xi.sum(1, keepdims=True))
         xi[itself] = np.maximum(0.0, 1.0 - xi.sum(1))
         return torch.as_tensor(xi, device=w[task.names[0]].device)
-
-    def personal_model(self, server: Tree, cohort: Cohort) -> Call:
-        return Call(Program(self.own, (), hand_over))
 
     # one client --------------------------------------------------------------------------------------
     @property

@@ -17,7 +17,7 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from bespokefl.algorithms.base import Algorithm, Setup, Training
+from bespokefl.algorithms.base import OneModel, Training
 from bespokefl.algorithms.hyper import hyper
 from bespokefl.cohort import Cohort
 from bespokefl.program import Batches, Call, Down, Phase, Program
@@ -35,7 +35,7 @@ class Kept(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FedAvg(Algorithm):
+class FedAvg(OneModel):
     name: ClassVar[str] = "fedavg"
     paper: ClassVar[str] = "McMahan et al., Communication-Efficient Learning of Deep Networks, AISTATS 2017"
 
@@ -44,19 +44,12 @@ class FedAvg(Algorithm):
     )
     finetune_epochs: int = hyper(1, 'epochs of fine-tuning at evaluation (personal="finetune")', low=1)
 
-    def init(self, task: Task, x0: Model, setup: Setup) -> Tree:
-        return {"w": x0}
-
     def init_client(self, task: Task, x0: Model) -> Kept:
         return self._kept(x0, self.opt.init(task.params(x0)), torch.zeros(()))
 
     def round(self, server: Tree, cohort: Cohort) -> Tree:
         up = cohort.run(self.train, shared={"w": server["w"]})
         return {"w": mean(up.x, up.weights(self.weights))}
-
-    def global_model(self, server: Tree) -> Model:
-        w: Model = server["w"]
-        return w
 
     def personal_model(self, server: Tree, cohort: Cohort) -> Call:
         program = {"local_before_agg": self.last_trained, "global": GLOBAL_MODEL, "finetune": self.tuned}[self.personal]

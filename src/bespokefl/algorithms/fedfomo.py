@@ -33,9 +33,8 @@ from torch import Tensor
 from bespokefl.algorithms.base import Algorithm, Setup, Training
 from bespokefl.algorithms.hyper import hyper
 from bespokefl.cohort import Cohort
-from bespokefl.program import Call, Down, Phase, Program, ordered
+from bespokefl.program import Down, Phase, Program, ordered
 from bespokefl.rng import stream
-from bespokefl.scoring import hand_over
 from bespokefl.task import Batch, Task
 from bespokefl.trees import Model, Tree, leaves, repeat, rows, sub, tree_map
 
@@ -117,9 +116,6 @@ class FedFomo(Algorithm):
 
     def server_facts(self, server: Server) -> dict[str, Tensor]:
         return {"P": server.P}
-
-    def personal_model(self, server: Server, cohort: Cohort) -> Call:
-        return Call(Program(self.own, (), hand_over))
 
     # one client --------------------------------------------------------------------------------------
     def train(self, split: str) -> Program:

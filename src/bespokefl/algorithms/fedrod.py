@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.func import grad
 
-from bespokefl.algorithms.base import Algorithm, Setup
+from bespokefl.algorithms.base import OneModel, Setup
 from bespokefl.algorithms.hyper import hyper
 from bespokefl.cohort import Cohort
 from bespokefl.hypernetwork import HyperNetwork, generate, initial_parameters
@@ -49,7 +49,7 @@ class Two(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FedRoD(Algorithm):
+class FedRoD(OneModel):
     name: ClassVar[str] = "fedrod"
     paper: ClassVar[str] = (
         "Chen and Chao, On Bridging Generic and Personalized Federated Learning for Image Classification, ICLR 2022"
@@ -77,10 +77,6 @@ class FedRoD(Algorithm):
     def round(self, server: Tree, cohort: Cohort) -> Tree:
         up = cohort.run(self.train, shared=server)
         return mean({"w": up.w, "nu": up.nu}, up.weights(self.weights))
-
-    def global_model(self, server: Tree) -> Model:
-        w: Model = server["w"]
-        return w
 
     def personal_model(self, server: Tree, cohort: Cohort) -> Call:
         counting = (self.counting,) if self.head == "hyper" else ()

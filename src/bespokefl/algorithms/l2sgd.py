@@ -24,10 +24,9 @@ from typing import ClassVar, Literal, NamedTuple
 from bespokefl.algorithms.base import Algorithm, Setup, Training
 from bespokefl.algorithms.hyper import hyper
 from bespokefl.cohort import Cohort
-from bespokefl.program import Batches, Call, Down, Phase, Program, shuffled
+from bespokefl.program import Batches, Down, Phase, Program, shuffled
 from bespokefl.proximal import part_way
 from bespokefl.rng import stream
-from bespokefl.scoring import hand_over
 from bespokefl.task import Batch, Task
 from bespokefl.trees import Model, Tree, mean
 
@@ -80,9 +79,6 @@ class L2SGD(Algorithm):
     def global_model(self, server: Tree) -> Model:
         x_bar: Model = server["x_bar"]
         return x_bar
-
-    def personal_model(self, server: Tree, cohort: Cohort) -> Call:
-        return Call(Program(self.own, (), hand_over))
 
     # one client --------------------------------------------------------------------------------------
     def train(self, stretch: Stretch) -> Program:

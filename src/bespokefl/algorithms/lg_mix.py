@@ -33,8 +33,7 @@ from bespokefl.algorithms.base import Algorithm, Setup
 from bespokefl.algorithms.hyper import hyper
 from bespokefl.cohort import Cohort
 from bespokefl.errors import InputError
-from bespokefl.program import Call, Down, Phase, Program
-from bespokefl.scoring import hand_over
+from bespokefl.program import Down, Phase, Program
 from bespokefl.task import Batch, Task
 from bespokefl.trees import Model, Tree, add, mean, scale, sub, tree_map, zeros
 
@@ -121,9 +120,6 @@ class LGMix(Algorithm):
 
     def client_facts(self, task: Task, server: Server, kept: Kept) -> dict[str, Tensor]:
         return {"lambda": torch.where(kept.rounds > 0, kept.lam, torch.nan)}
-
-    def personal_model(self, server: Server, cohort: Cohort) -> Call:
-        return Call(Program(self.own, (), hand_over))
 
     # one client trains -------------------------------------------------------------------------------
     @property

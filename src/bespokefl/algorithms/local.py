@@ -10,8 +10,7 @@ from typing import ClassVar
 from bespokefl.algorithms.base import Algorithm, Training
 from bespokefl.algorithms.hyper import hyper
 from bespokefl.cohort import Cohort
-from bespokefl.program import Call, Down, Phase, Program
-from bespokefl.scoring import hand_over
+from bespokefl.program import Down, Phase, Program
 from bespokefl.task import Batch, Task
 from bespokefl.trees import Model, Tree
 
@@ -29,9 +28,6 @@ class Local(Algorithm):
     def round(self, server: Tree, cohort: Cohort) -> Tree:
         (cohort.everyone() if self.local_every_round else cohort).run(self.train)
         return server
-
-    def personal_model(self, server: Tree, cohort: Cohort) -> Call:
-        return Call(Program(self.own, (), hand_over))
 
     # one client --------------------------------------------------------------------------------------
     @property

@@ -23,7 +23,7 @@ from typing import ClassVar, Literal
 
 import torch
 
-from bespokefl.algorithms.base import Algorithm, Setup
+from bespokefl.algorithms.base import OneModel
 from bespokefl.algorithms.hyper import hyper
 from bespokefl.cohort import Cohort
 from bespokefl.optim import SGD
@@ -34,7 +34,7 @@ from bespokefl.trees import Model, Tree, axpy, mean, scale, shift, sub
 
 
 @dataclass(frozen=True)
-class PerFedAvg(Algorithm):
+class PerFedAvg(OneModel):
     name: ClassVar[str] = "per-fedavg"
     paper: ClassVar[str] = "Fallah et al., Personalized Federated Learning with Theoretical Guarantees, NeurIPS 2020"
 
@@ -44,16 +44,9 @@ class PerFedAvg(Algorithm):
     adapt_by: Literal["alpha", "beta"] = hyper("alpha", "size of the step at evaluation: alpha, or lr (PGFed's code)")
     weights: Literal["sample", "uniform"] = hyper("uniform", "p_i: aggregation by samples (n_i) or all clients alike")
 
-    def init(self, task: Task, x0: Model, setup: Setup) -> Tree:
-        return {"w": x0}
-
     def round(self, server: Tree, cohort: Cohort) -> Tree:
         up = cohort.run(self.train, shared={"w": server["w"]})
         return {"w": mean(up.w, up.weights(self.weights))}
-
-    def global_model(self, server: Tree) -> Model:
-        w: Model = server["w"]
-        return w
 
     def personal_model(self, server: Tree, cohort: Cohort) -> Call:
         one_batch = Batches("train", 1, self.batch_size, stream="finetune", steps=1)

@@ -30,7 +30,7 @@ from bespokefl.cohort import Cohort, Uploads
 from bespokefl.errors import InputError, RunError
 from bespokefl.hypernetwork import HyperNetwork, generate, initial_parameters, pull_phi, pull_v
 from bespokefl.optim import SGD
-from bespokefl.program import Batches, Call, Down, Phase, Program, shuffled
+from bespokefl.program import Call, Down, Phase, Program
 from bespokefl.rng import stream
 from bespokefl.scoring import hand_over
 from bespokefl.task import Batch, Task
@@ -155,12 +155,7 @@ class HyperNetworked(Algorithm):
     # one client --------------------------------------------------------------------------------------
     @property
     def train(self) -> Program:
-        return Program(self.begin, (Phase(self.step, self.local_batches),), self.finish)
-
-    @property
-    def local_batches(self) -> Batches:
-        steps = self.local_epochs if self.local_unit == "steps" else None
-        return shuffled(self.local_epochs, self.batch_size, steps=steps, drop_last=self.drop_last)
+        return Program(self.begin, (Phase(self.step, self.epochs_or_steps(self.local_unit)),), self.finish)
 
     def begin(self, task: Task, down: Down, kept: Kept) -> Training:
         x = self.own(task, down, kept)

@@ -24,14 +24,13 @@ from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 
-from bespokefl.algorithms.base import Algorithm, Setup
+from bespokefl.algorithms.base import OneModel
 from bespokefl.algorithms.hyper import hyper
 from bespokefl.cohort import Cohort
 from bespokefl.errors import RunError
 from bespokefl.optim import SGD
-from bespokefl.program import Batches, Call, Down, Phase, Program, shuffled
+from bespokefl.program import Batches, Down, Phase, Program, shuffled
 from bespokefl.proximal import part_way, pulled, server_step
-from bespokefl.scoring import hand_over
 from bespokefl.task import Batch, Task
 from bespokefl.trees import Model, Tree, mean
 
@@ -42,7 +41,7 @@ class Pair(NamedTuple):
 
 
 @dataclass(frozen=True)
-class PFedMe(Algorithm):
+class PFedMe(OneModel):
     name: ClassVar[str] = "pfedme"
     paper: ClassVar[str] = "Dinh et al., Personalized Federated Learning with Moreau Envelopes, NeurIPS 2020"
 
@@ -54,9 +53,6 @@ class PFedMe(Algorithm):
     R: int = hyper(20, 'R: local rounds, one batch each (local_unit="steps")', low=1)
     train_all: bool = hyper(False, "train all clients in every round, average only those sampled")
     weights: Literal["sample", "uniform"] = hyper("uniform", "p_i: aggregation by samples (n_i) or all clients alike")
-
-    def init(self, task: Task, x0: Model, setup: Setup) -> Tree:
-        return {"w": x0}
 
     def init_client(self, task: Task, x0: Model) -> Model:
         return x0  # theta
@@ -75,13 +71,6 @@ class PFedMe(Algorithm):
                 Cohort(cohort.site, others, cohort.round, silent=cohort.silent, ledger=cohort.ledger).run(
                     self.train_apart, shared={"w": w}
                 )
-
-    def global_model(self, server: Tree) -> Model:
-        w: Model = server["w"]
-        return w
-
-    def personal_model(self, server: Tree, cohort: Cohort) -> Call:
-        return Call(Program(self.own, (), hand_over))
 
     # one client --------------------------------------------------------------------------------------
     @property

@@ -12,6 +12,8 @@ mean over j. PGFedMo smooths the auxiliary gradient over the client's rounds, eq
 Index j ranges over the clients S_{t-1} that answered in the last round (client i itself, if it did). In the first round
 there is none, and training is FedAvg's. What is scored is theta_i, the client's model after its last local training.
 
+* ``taylor=False`` takes the f_j of eq. (5) themselves in every step, for studies of what the tangents cost (the paper's
+  motivation, eq. (4)). For that the others' samples go to client i, so it is no federation, and O(N^2) work.
 * Beyond the paper: alpha is projected on alpha >= 0 after every step, as in the authors' code; the recursion of
   eq. (15) starts with the first auxiliary gradient that a client gets, unchanged, as in their code.
 * Unlike the authors' code: alpha moves after theta, as in Algorithm 1 (``alpha_order="code"`` for theirs); the closing
@@ -30,8 +32,8 @@ from torch import Tensor
 from bespokefl.algorithms.base import Algorithm, Setup
 from bespokefl.algorithms.hyper import hyper
 from bespokefl.cohort import Cohort
-from bespokefl.program import Batches, Call, Down, Phase, Program, ordered
-from bespokefl.scoring import hand_over
+from bespokefl.errors import InputError
+from bespokefl.program import Batches, Down, Phase, Program, ordered
 from bespokefl.task import Batch, Task
 from bespokefl.trees import Model, Tree, add, axpy, combine, dot, mean, scale, tree_map, where, zeros
 
@@ -79,6 +81,7 @@ class PGFed(Algorithm):
     grad_pass: Literal["exact", "code"] = hyper(
         "exact", "the closing gradient: of all samples in evaluation mode, or as in the authors' code"
     )
+    taylor: bool = hyper(True, "f_j of eq. (5) by its tangent, eq. (8); false: itself, on client j's data")
 
     def init(self, task: Task, x0: Model, setup: Setup) -> Server:
         A = torch.full((setup.clients, setup.clients), 1 / setup.cohort_size, dtype=task.dtype)
@@ -90,16 +93,18 @@ class PGFed(Algorithm):
 
     def round(self, server: Server, cohort: Cohort) -> Server:
         i, j = torch.as_tensor(cohort.ids, device=server.A.device), server.ids
-        if len(j):
-            alpha = server.A[i][:, j]
+        alpha = server.A[i][:, j]
+        if not len(j):
+            up = cohort.run(self.first, shared={"w": server.w})
+        elif not self.taylor:
+            up = cohort.run(self.train_exactly, {"w": server.w, **data_of(j, cohort)}, {"alpha": alpha})
+        else:
             g_bar = tree_map(lambda v: self.mu * v.mean(0), server.grads)
             up = cohort.run(
                 self.train,
                 shared={"w": server.w, "g_bar": g_bar, "a": server.a},
                 per_client={"g_aux": combine(self.mu * alpha, server.grads), "alpha": alpha},  # eq. (13)
             )
-        else:
-            up = cohort.run(self.first, shared={"w": server.w})
         i, A = torch.as_tensor(up.ids, device=server.A.device), server.A.clone()
         A[i[:, None], j] = up.alpha
         return Server(mean(up.theta, up.weights(self.weights)), A, i, up.grad, up.a)
@@ -109,9 +114,6 @@ class PGFed(Algorithm):
 
     def server_facts(self, server: Server) -> dict[str, Tensor]:
         return {"A": server.A}
-
-    def personal_model(self, server: Server, cohort: Cohort) -> Call:
-        return Call(Program(self.own, (), hand_over))
 
     # one client --------------------------------------------------------------------------------------
     @property
@@ -154,6 +156,23 @@ class PGFed(Algorithm):
         alpha = c.alpha - self.eta2 * (down.a + dot(down.g_bar, theta))
         return c._replace(x=x | p.buffers, m=m, alpha=alpha.clamp(min=0))
 
+    # the study of what the tangents cost -------------------------------------------------------------
+    @property
+    def train_exactly(self) -> Program:
+        return Program(self.begin_exactly, (Phase(self.exact_step, self.epochs), self.closing), self.finish)
+
+    def begin_exactly(self, task: Task, down: Down, kept: Kept) -> Training:
+        return Training(down.w, self.momentum_at_start(kept.m, task.params(down.w)), {}, kept.has_s, down.alpha)
+
+    def exact_step(self, task: Task, down: Down, c: Training, batch: Batch) -> Training:
+        """Descends eq. (5) itself, in theta and in alpha."""
+        p, theirs = task.grad(c.x, batch), Batch(down.x, down.y, None, batch.key)
+        share = c.alpha @ down.mean_of
+        q = task.grad(c.x, theirs, train=False, objective=lambda _, out, h: share @ task.per_sample(out, theirs.y))
+        x, m = self.opt.step(c.x, axpy(self.mu, q.grad, p.grad), c.m)
+        f = down.mean_of @ task.losses(x if self.alpha_order == "paper" else c.x, theirs)
+        return c._replace(x=x | p.buffers, m=m, alpha=(c.alpha - self.eta2 * self.mu * f).clamp(min=0))
+
     def enter_closing(self, task: Task, down: Down, c: Training) -> FullPass:
         return FullPass(c, zeros(task.params(c.x)), torch.zeros(()), torch.zeros(()))
 
@@ -174,6 +193,15 @@ class PGFed(Algorithm):
         return kept.theta
 
 
+def data_of(clients: Tensor, cohort: Cohort) -> dict[str, Tensor]:
+    """All train samples of some clients, and the matrix that makes each client's mean of values per sample."""
+    site = cohort.site
+    rows = [torch.as_tensor(site.splits["train"][int(k)], device=clients.device) for k in clients]
+    x, y = site.data.gather(torch.cat(rows))
+    means = (torch.full((1, len(r)), 1 / len(r), dtype=site.task.dtype, device=clients.device) for r in rows)
+    return {"x": x, "y": y, "mean_of": torch.block_diag(*means)}
+
+
 @dataclass(frozen=True)
 class PGFedMo(PGFed):
     """PGFedMo: PGFed whose auxiliary gradients are smoothed over a client's rounds (Luo et al., ICCV 2023)."""
@@ -181,6 +209,10 @@ class PGFedMo(PGFed):
     name: ClassVar[str] = "pgfedmo"
 
     beta: float = hyper(0.5, "beta: momentum of the auxiliary gradient, eq. (15)", low=0, below=1)
+
+    def check(self, task: Task, setup: Setup) -> None:
+        if not self.taylor:
+            raise InputError("algorithm.taylor = false: pgfedmo smooths the gradient of the tangents; take pgfed")
 
     def auxiliary(self, down: Down, kept: Kept) -> Model:
         smoothed = axpy(1 - self.beta, down.g_aux, scale(self.beta, kept.s))

@@ -27,12 +27,11 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from bespokefl.algorithms.base import Algorithm, Setup
+from bespokefl.algorithms.base import OneModel, Setup
 from bespokefl.algorithms.hyper import hyper
 from bespokefl.cohort import Cohort
 from bespokefl.errors import InputError
-from bespokefl.program import Batches, Call, Down, Phase, Program, shuffled
-from bespokefl.scoring import hand_over
+from bespokefl.program import Down, Phase, Program
 from bespokefl.sharpness import Part, largest, layers_of, lwsam, only, scores
 from bespokefl.task import Batch, Task
 from bespokefl.trees import Model, Tree, add, mean, shift, sub
@@ -56,7 +55,7 @@ class Both(NamedTuple):
 
 
 @dataclass(frozen=True)
-class PLGULF(Algorithm):
+class PLGULF(OneModel):
     name: ClassVar[str] = "plgu-lf"
     paper: ClassVar[str] = "Guo et al., How to Prevent the Poor Performance Clients for Personalized FL?, CVPR 2023"
 
@@ -79,9 +78,6 @@ class PLGULF(Algorithm):
                 f"algorithm.D = {self.D} (plgu-lf): it is a number of layers from 0 to {layers}, all that the model has"
             )
 
-    def init(self, task: Task, x0: Model, setup: Setup) -> Tree:
-        return {"w": x0}
-
     def init_client(self, task: Task, x0: Model) -> Kept:
         m = self.momentum_to_keep(self.opt.init(task.params(x0)))
         return Kept(x0, m, m)
@@ -90,25 +86,13 @@ class PLGULF(Algorithm):
         up = cohort.run(self.train, shared={"w": server["w"]})
         return {"w": add(server["w"], mean(up.delta, up.weights(self.weights)))}  # Algorithm 2, line 9
 
-    def global_model(self, server: Tree) -> Model:
-        w: Model = server["w"]
-        return w
-
     def client_facts(self, task: Task, server: Tree, kept: Kept) -> dict[str, Tensor]:
         return {"scores": scores(kept.theta, server["w"], self.layers(task), self.score_scale)}
-
-    def personal_model(self, server: Tree, cohort: Cohort) -> Call:
-        return Call(Program(self.own, (), hand_over))
 
     # one client --------------------------------------------------------------------------------------
     @property
     def train(self) -> Program:
-        return Program(self.begin, (Phase(self.step, self.local_batches),), self.finish)
-
-    @property
-    def local_batches(self) -> Batches:
-        steps = self.local_epochs if self.local_unit == "steps" else None
-        return shuffled(self.local_epochs, self.batch_size, steps=steps, drop_last=self.drop_last)
+        return Program(self.begin, (Phase(self.step, self.epochs_or_steps(self.local_unit)),), self.finish)
 
     def begin(self, task: Task, down: Down, kept: Kept) -> Both:
         """Algorithm 2, lines 3 to 5: score the layers and take the universal ones from w."""
