@@ -8,7 +8,7 @@ w~ = w - alpha grad f_i(w) on the first and g = grad f_i(w~) on the second, and 
   w <- w - beta (g - alpha d), where d = (grad f_i(w + delta g) - grad f_i(w - delta g)) / (2 delta) on the third batch
   is the Hessian at w (not at w~) times g, eq. (10). Three batches, four gradients.
 
-beta is ``lr``, 0.001 in the paper's experiments. The server averages, 1/C each. A client is scored with one step of
+beta is ``lr``, 0.001 in popular code. The server averages, 1/C each. A client is scored with one step of
 size alpha from the newest w on one batch of its train split, taken on a copy (``adapt_by="beta"``: of size beta, as
 PGFed's code does).
 
