@@ -83,3 +83,13 @@ def test_the_description_of_a_class() -> None:
     assert described["rate"] == ("rate", "a number", 0.1, "eta: a rate", "a number at least 0 and below 1")
     assert described["kind"].type == "'a' or 'b'" and described["kind"].allowed == ""
     assert described["size"].type == "a whole number or nothing"
+
+
+def test_a_text_is_called_a_name() -> None:
+    @dataclass(frozen=True)
+    class Named:
+        layer: str | None = hyper(None, "a layer")
+
+    assert hyperparameters(Named)[0].type == "a name or nothing"
+    with pytest.raises(InputError, match="it must be a name or nothing"):
+        checked(Named, {"layer": 3}, "example")

@@ -90,17 +90,16 @@ def _is(option: Any, value: Any) -> bool:
     return isinstance(option, type) and isinstance(value, option)
 
 
+_WORDS = {NoneType: "nothing", int: "a whole number", float: "a number", bool: "true or false", str: "a name"}
+
+
 def _type_name(hint: Any) -> str:
     names = []
     for option in _options(hint):
         if get_origin(option) is Literal:
             names += [repr(v) for v in get_args(option)]
         else:
-            names.append(
-                {NoneType: "nothing", int: "a whole number", float: "a number", bool: "true or false"}.get(
-                    option, str(option)
-                )
-            )
+            names.append(_WORDS.get(option, str(option)))
     return " or ".join(names)
 
 
