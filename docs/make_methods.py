@@ -25,6 +25,8 @@ TOP = """# Methods
 Every method that Bespoke knows by name, in the words of its own file, with its hyper-parameters.
 This page is made from the code by `{command}`: change the docstrings, not the page.
 
+[Baselines](baselines.md) says where implementations of the same method differ, and what was taken here.
+
 {lists}
 ## Settings that all methods share
 
