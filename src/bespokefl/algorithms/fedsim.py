@@ -5,7 +5,8 @@ FedSim: a client runs E epochs of SGD on (u, v_i) at once; the server moves u by
 u <- u + eta_g sum_i p_i (u_i - u). A client's model is the newest u with its own v_i, the initial one if it never took
 part; the server has no model. With eta_g = 1 and mu = 0 it is FedPer, bit for bit.
 
-* ``mu`` adds mu/2 |v_i - v_0|^2, v_0 being the common initial value; the coefficient in the authors' code is mu/2.
+* ``mu`` adds mu/2 |v_i - v_0|^2, v_0 being the common initial value; the authors' code writes c |v_i - v_0|^2, so
+  its c is half of mu.
 * The authors' code weighs a client by its number of batches: ``count="batches"``.
 * Running statistics go with their layer; those of u are averaged, whatever eta_g is.
 * The paper also has personal input layers and adapters: a subclass names them in ``private``.

@@ -14,7 +14,7 @@ paper's multi-exit baseline; lam = 1 leaves the client sides to themselves.
   that never took part has the initial phi and kappa as its own.
 * ``cut`` names the first layer of the server side, a linear one: the first behind the last convolution by default, or
   the head in a model without convolutions. Layers count in the order in which the model lists them.
-* kappa starts at 0. E_th is tuned per data set in the paper, from 0.05 to 2.3.
+* kappa starts at 0. E_th is tuned per data set, usually from 0.05 to 2.3.
 * In split training phi runs on the client and theta on the server, which send each other the activations at the cut and
   their gradients. The numbers are the same; that traffic (twice an activation per sample and epoch) is not counted.
 
