@@ -52,6 +52,8 @@ LAYOUTS: dict[str, Callable[[], Engine]] = {
     "side by side": lambda: Vectorized("cpu", lanes=2, stack=1),
 }
 
+OTHERS = [layout for layout in LAYOUTS if layout != "one stack"]
+
 every_algorithm = pytest.mark.parametrize("name", list(ALGORITHMS))
 
 
@@ -107,7 +109,17 @@ def assert_same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None:
 
 @pytest.mark.parametrize(
     ("model", "layout"),
-    [("mlp", "two lanes of stacks of 3"), *((m, w) for m in MODELS for w in ("one stack", "side by side"))],
+    [
+        ("mlp", "two lanes of stacks of 3"),
+        ("batchnorm", "one stack"),
+        ("groupnorm", "side by side"),
+        ("dropout", "one stack"),
+        pytest.param("batchnorm", "side by side", marks=pytest.mark.slow),
+        pytest.param("mlp", "one stack", marks=pytest.mark.slow),
+        pytest.param("mlp", "side by side", marks=pytest.mark.slow),
+        pytest.param("groupnorm", "one stack", marks=pytest.mark.slow),
+        pytest.param("dropout", "side by side", marks=pytest.mark.slow),
+    ],
 )
 @every_algorithm
 def test_vectorized_equals_sequential(name: str, model: str, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,7 +252,9 @@ def test_a_client_that_answers_nan_is_left_out(name: str, engine: type[Any]) -> 
     assert_close(snapshot(broken), snapshot(silent), 1e-12, nan_alike=True)
 
 
-@pytest.mark.parametrize("layout", ["sequential", *LAYOUTS])
+@pytest.mark.parametrize(
+    "layout", ["sequential", "one stack", *(pytest.param(w, marks=pytest.mark.slow) for w in OTHERS)]
+)
 @every_algorithm
 def test_a_client_whose_program_fails_is_left_out(name: str, layout: str) -> None:
     """A label outside the classes raises inside that client's loss."""
