@@ -14,9 +14,14 @@ def keyed_normal(key: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tenso
     return (radius * torch.cos(2 * math.pi * _uniform(key, 2 * positions + 1))).to(dtype)  # Box and Muller
 
 
-def _uniform(key: Tensor, positions: Tensor) -> Tensor:
-    """Draws inside (0, 1): a 32-bit hash of key and position."""
-    z = positions * 0x9E3779B1 + key * 0x85EBCA77
+def keyed_bits(key: Tensor, positions: Tensor) -> Tensor:
+    """A 32-bit hash of key and position, as int64."""
+    z = positions * 0x9E3779B1 + key
     for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B), (16, 1)):
         z = ((z ^ (z >> shift)) * factor) & 0xFFFFFFFF
-    return (z.double() + 0.5) / 2**32
+    return z
+
+
+def _uniform(key: Tensor, positions: Tensor) -> Tensor:
+    """Draws inside (0, 1)."""
+    return (keyed_bits(key * 0x85EBCA77, positions).double() + 0.5) / 2**32

@@ -11,6 +11,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from bespokefl.errors import InputError
+from bespokefl.keyed import keyed_bits
 
 
 class MaskedBatchNorm(nn.Module):
@@ -95,10 +96,8 @@ class KeyedDropout(nn.Module):
         positions = torch.arange(
             shape.numel() if isinstance(shape, torch.Size) else shape[0] * shape[1], device=x.device
         )
-        z = positions.view(shape) * 0x9E3779B1 + self.key + self.layer * 0x85EBCA77
-        for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B), (16, 1)):
-            z = ((z ^ (z >> shift)) * factor) & 0xFFFFFFFF
-        return x * (z >= int(self.p * 2**32)).to(x.dtype) / (1 - self.p or 1)  # p = 1 drops all
+        bits = keyed_bits(self.key + self.layer * 0x85EBCA77, positions.view(shape))
+        return x * (bits >= int(self.p * 2**32)).to(x.dtype) / (1 - self.p or 1)  # p = 1 drops all
 
 
 def with_stand_ins(module: nn.Module) -> nn.Module:

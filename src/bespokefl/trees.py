@@ -68,6 +68,11 @@ def norm(a: Tree) -> Tensor:
     return squared_norm(a).sqrt()
 
 
+def clipped(a: Tree, limit: float | None) -> Tree:
+    """a, shortened to the given norm if it is longer."""
+    return a if limit is None else scale((limit / norm(a)).clamp(max=1.0), a)
+
+
 def where(condition: Tensor, a: Tree, b: Tree) -> Tree:
     """``condition`` is a scalar of one client."""
     return tree_map(lambda u, v: torch.where(condition, u, v), a, b)

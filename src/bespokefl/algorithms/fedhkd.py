@@ -31,7 +31,7 @@ from bespokefl.cohort import Cohort
 from bespokefl.keyed import keyed_normal
 from bespokefl.program import Call, Down, Phase, Program, ordered
 from bespokefl.task import Batch, Pass, Task
-from bespokefl.trees import Model, Tree, mean, norm, scale
+from bespokefl.trees import Model, Tree, clipped, mean
 
 
 class Collected(NamedTuple):
@@ -92,9 +92,7 @@ class FedHKD(FedAvg):
 
     def gradient(self, task: Task, down: Down, x: Model, batch: Batch) -> Pass:
         p = task.grad(x, batch, objective=self.distilled(task, down.known, batch) if down.known else None)
-        if self.clip is None:
-            return p
-        return p._replace(grad=scale((self.clip / norm(p.grad)).clamp(max=1.0), p.grad))
+        return p._replace(grad=clipped(p.grad, self.clip))
 
     def distilled(self, task: Task, known: Model, batch: Batch) -> Callable[[Model, Tensor, Tensor], Tensor]:
         """The objective under the server's knowledge; a class without any has zeros in Q."""

@@ -34,7 +34,7 @@ from bespokefl.program import Call, Down, Phase, Program
 from bespokefl.rng import stream
 from bespokefl.scoring import hand_over
 from bespokefl.task import Batch, Task
-from bespokefl.trees import Model, Tree, concat, mean, norm, pick, scale, sub, tree_map
+from bespokefl.trees import Model, Tree, clipped, concat, mean, pick, sub, tree_map
 
 LARGEST = 2**28  # parameters of a hypernetwork: 1 GiB, and several times that in training
 
@@ -120,7 +120,7 @@ class HyperNetworked(Algorithm):
 
     def descended(self, server: Server, g: Model, g_v: Tensor, index: Tensor) -> Server:
         """One step along the gradients of phi and of the embeddings in the rows ``index``."""
-        g, g_v = self._clipped((g, g_v))
+        g, g_v = clipped((g, g_v), self.clip)
         phi, m = self.opt_h.step(server.phi, g, server.m)
         v = server.v.index_copy(0, index, server.v[index] - self.eta_v * g_v)
         if self.embed_opt == "sgd":
@@ -149,9 +149,6 @@ class HyperNetworked(Algorithm):
     def _embed(self, n_clients: int) -> int:
         return self.embed or 1 + n_clients // 4
 
-    def _clipped(self, g: Tree) -> Tree:
-        return g if self.clip is None else scale((self.clip / norm(g)).clamp(max=1.0), g)
-
     # one client --------------------------------------------------------------------------------------
     @property
     def train(self) -> Program:
@@ -163,7 +160,7 @@ class HyperNetworked(Algorithm):
 
     def step(self, task: Task, down: Down, c: Training, batch: Batch) -> Training:
         p = task.grad(c.x, batch)
-        return self.descend(c, p._replace(grad=self._clipped(p.grad)))
+        return self.descend(c, p._replace(grad=clipped(p.grad, self.clip)))
 
     def finish(self, task: Task, down: Down, c: Training) -> tuple[dict[str, Tree], Kept]:
         delta = sub(pick(c.x, down.w), down.w)
