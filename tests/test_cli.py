@@ -122,6 +122,15 @@ def test_own_code_of_the_current_directory_and_exit_code_1(small: Path, tmp_path
     assert "Breaks, seed 0: failed after 0 rounds" in report and "out of numbers" in report
 
 
+def test_one_algorithm_with_all_its_hyper_parameters() -> None:
+    result = bespoke("list", "algorithms", "pgfedmo")
+    assert result.exit_code == 0
+    words = " ".join(result.output.split())
+    assert "PGFedMo: PGFed whose auxiliary gradients" in words and "Personalize Each Client's Global Objective" in words
+    for part in ("beta 0.5 beta: momentum of the auxiliary gradient", "momentum 0.0", "batch_size 50"):
+        assert part in words
+
+
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [
@@ -143,6 +152,7 @@ def test_own_code_of_the_current_directory_and_exit_code_1(small: Path, tmp_path
             ["tune.grid.train.lrr = [1]", "Did you mean lr?", "command line"],
         ),
         (["tune", "--set", "tune.colour=red"], ["tune.colour = 'red'", "grid", "command line"]),
+        (["list", "algorithms", "fedavgg"], ["fedavgg", "fedavg"]),
         (["list", "animals"], ["animals", "algorithms"]),
         (["report", "nowhere"], ["nowhere holds no runs"]),
         (["reproduce", "nothing"], ["experiment = 'nothing'", "pgfed-table1-cifar10"]),

@@ -69,10 +69,16 @@ KINDS: dict[str, Callable[[], list[Entry]]] = {
 }
 
 
-def listing(kind: str) -> list[Entry]:
+def listing(kind: str, name: str | None = None) -> list[Entry]:
+    """All entries of a kind, or the one with the given name."""
     if kind not in KINDS:
         raise unknown_name("list", kind, KINDS)
-    return KINDS[kind]()
+    entries = KINDS[kind]()
+    if name is None:
+        return entries
+    if name not in (names := [entry["name"] for entry in entries]):
+        raise unknown_name(f"list {kind}", name, names)
+    return [entries[names.index(name)]]
 
 
 def experiment_file(name: str) -> Path:

@@ -216,14 +216,18 @@ def export(
 @guarded
 def list_(
     kind: Annotated[str, typer.Argument(metavar="KIND", help="algorithms, datasets, models, partitions, experiments")],
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="One of them, with all it can be told.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
 ) -> None:
     """List what there is to choose from."""
     from bespokefl.catalogue import listing
 
-    entries = listing(kind)
+    entries = listing(kind, name)
     if as_json:
         typer.echo(json.dumps(entries, indent=1))
+        return
+    if name is not None and kind == "algorithms":
+        _print_algorithm(entries[0])
         return
     table = Table(box=None, pad_edge=False)
     for column in ("name", "description", "options"):
@@ -232,6 +236,20 @@ def list_(
         chosen = ", ".join(f"{name}={_default(option)}" for name, option in entry["options"].items())
         table.add_row(entry["name"], escape(entry["description"]), escape(chosen))
     _console().print(table)
+
+
+def _print_algorithm(entry: dict[str, Any]) -> None:
+    console = _console()
+    console.print(escape(entry["description"]), escape(entry["paper"]), sep="\n", highlight=False)
+    for title, options in (("its own", entry["options"]), ("of local training", entry["training"])):
+        table = Table(box=None, pad_edge=False)
+        for column in (title, "default", "what it is", "allowed"):
+            table.add_column(column, overflow="fold")
+        for option in options.values():
+            default = "nothing" if option["default"] is None else str(option["default"])
+            table.add_row(option["name"], default, escape(option["meaning"]), escape(option["allowed"] or option["type"]))
+        console.print()
+        console.print(table)
 
 
 def _default(option: Any) -> Any:
