@@ -247,7 +247,8 @@ def _print_algorithm(entry: dict[str, Any]) -> None:
             table.add_column(column, overflow="fold")
         for option in options.values():
             default = "nothing" if option["default"] is None else str(option["default"])
-            table.add_row(option["name"], default, escape(option["meaning"]), escape(option["allowed"] or option["type"]))
+            allowed = option["allowed"] or option["type"]
+            table.add_row(option["name"], default, escape(option["meaning"]), escape(allowed))
         console.print()
         console.print(table)
 
