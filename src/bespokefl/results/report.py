@@ -19,6 +19,7 @@ body { font: 15px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto
 h1 { font-size: 1.6rem; } h2 { font-size: 1.2rem; margin-top: 2.2rem; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { padding: .25rem .8rem; text-align: right; border-bottom: 1px solid #ddd; }
+td { white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; } th { position: sticky; top: 0; background: #fff; }
 svg { max-width: 100%; height: auto; } .scroll { overflow: auto; max-height: 32rem; }
 .low { background: #fbe3d6; } .note { color: #555; } pre { white-space: pre-wrap; background: #f6f6f6; padding: .6rem; }
@@ -50,7 +51,8 @@ def _page(out: Path, runs: Sequence[StoredRun]) -> str:
         body.append(_section("Not finished", _unfinished(unfinished)))
     for picture in sorted(out.glob("partition-seed-*.svg")):
         body.append(_section(f"Partition, seed {picture.stem.rpartition('-')[2]}", _svg(picture)))
-    for run in finished:
+    for own in pictures.by_method(finished).values():
+        run = own[0]  # one seed is enough to look at; the others' pictures lie in their folders
         picture = run.folder / FOLDER / "picture.svg"
         if picture.is_file():
             body.append(_section(f"What {run.label} shows of itself, seed {run.seed}", _svg(picture)))
