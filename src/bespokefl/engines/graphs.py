@@ -7,7 +7,7 @@ several threads, since no module and no autograd engine takes part any more.
 
 import contextlib
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
@@ -87,7 +87,15 @@ class GraphCache:
     def __init__(self, limit: int = 512) -> None:
         self.limit = limit
         self._graphs: OrderedDict[Any, Graph] = OrderedDict()
+        self._met: Counter[Any] = Counter()
         self.module_lock = threading.RLock()  # held by whoever runs the one shared module: to trace, or step by step
+
+    def is_new(self, name: Hashable, args: Sequence[Tree], calls: int) -> bool:
+        """Whether ``name`` was called with these shapes less often than ``calls`` times; this call counts."""
+        key = _key(name, args)
+        with self.module_lock:
+            self._met[key] += 1
+            return self._met[key] <= calls
 
     def get(
         self,
@@ -99,8 +107,7 @@ class GraphCache:
         compiled: bool = False,
     ) -> Graph:
         """The graph of ``fn`` for the shapes of ``args``; ``name`` tells functions apart."""
-        flat, spec = pytree.tree_flatten(tuple(args))
-        key = (name, spec, tuple((v.shape, v.dtype, v.stride()) for v in flat))
+        key = _key(name, args)
         with self.module_lock:
             graph = self._graphs.get(key)
             if graph is None:
@@ -109,3 +116,9 @@ class GraphCache:
                     self._graphs.popitem(last=False)
             self._graphs.move_to_end(key)
             return graph
+
+
+def _key(name: Hashable, args: Sequence[Tree]) -> Hashable:
+    """A function with the shapes, types and layouts of its arguments."""
+    flat, spec = pytree.tree_flatten(tuple(args))
+    return name, spec, tuple((v.shape, v.dtype, v.stride()) for v in flat)

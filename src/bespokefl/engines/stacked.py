@@ -5,6 +5,7 @@ when the next smaller size is reached, and what is computed on it until then is 
 would not do: momentum still moves).
 """
 
+import contextlib
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +24,8 @@ from bespokefl.program import Phase, Rows
 from bespokefl.rng import step_keys
 from bespokefl.task import Batch
 from bespokefl.trees import Tree
+
+CALLS_BEFORE_TRACING = 16  # of a function that is called once a round: a trace costs as much as some twenty calls
 
 
 class Stack:
@@ -68,7 +71,13 @@ class Stack:
         def one(shared: Tree, own: Tree, value: Tree, _: Tensor) -> Tree:
             return self._tensors(fn(self.job.task, _down(shared, own), value))
 
-        graph = self.cache.get(("stacked", self.job.task, fn), _stacked(one, (None, 0, 0, 0)), args)
+        name = ("stacked", self.job.task, fn)
+        if self.cache.is_new(name, args, CALLS_BEFORE_TRACING):
+            # Once a round for each shape of a group: tracing pays only where shapes come again and again.
+            with self.cache.module_lock, contextlib.suppress(Exception):  # tracing tells better what is wrong
+                mapped: Tree = vmap(one, in_dims=(None, 0, 0, 0), randomness="error")(*args)
+                return mapped
+        graph = self.cache.get(name, _stacked(one, (None, 0, 0, 0)), args)
         return graph.tree(graph(pytree.tree_leaves(args)))
 
     def _phase(self, f: int, phase: Phase, plan: list[list[Rows]], carry: Tree) -> Tree:
