@@ -113,6 +113,7 @@ def test_killed_again_and_again(experiment: Path, undisturbed: Path, tmp_path: P
     moments = [
         ("round-000002.json", 2),  # round 2's checkpoint: its tensors are there, its commit mark is not
         ("round-000004.safetensors", 4),  # rounds 3 and 4 are recorded, but in no checkpoint
+        ("results.parquet", 6),  # the last checkpoint is there, the results are not
         ("summary.json", 6),  # all is done but the mark of a finished run
     ]
     for name, recorded in moments:

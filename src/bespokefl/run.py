@@ -1,7 +1,7 @@
 """One run: an algorithm with a seed, from its first round or its newest checkpoint to its files.
 
-A run may die at any moment. Its folder then holds rounds.jsonl and checkpoints; resuming gives the same files, byte for
-byte, as if nothing had happened (apart from `TIMED_KEYS`).
+A run may die at any moment. Its folder then holds rounds.jsonl, evaluations.jsonl and checkpoints; resuming gives the
+same files, byte for byte, as if nothing had happened (apart from `TIMED_KEYS`).
 """
 
 import time
@@ -18,7 +18,8 @@ from bespokefl.engines.memory import peak_bytes
 from bespokefl.federation import Federation, RoundRecord
 from bespokefl.interrupts import StopRequest
 from bespokefl.progress import Reporter
-from bespokefl.results import files
+from bespokefl.results import files, store
+from bespokefl.results.evaluations import EVALUATIONS, EvaluationLog
 from bespokefl.results.facts import is_kept, write_facts
 from bespokefl.results.model_file import write_model
 from bespokefl.selection import Score, Selection, affordable, choose_rule
@@ -62,23 +63,26 @@ class Run:
         self.federation.expect(self.plan.rounds)
         done = self._restore(reporter)
         log = files.RoundLog(folder / files.ROUNDS, keep=done)
+        evaluations = EvaluationLog(folder / EVALUATIONS, self._who(), keep=done)
         try:
             reporter.start(self.plan.label, self.plan.seed, self.plan.rounds, done)
             while self.federation.rounds_done < self.plan.rounds:
                 record = self.federation.round()
-                log.append(self._line(record))
+                log.append(self._line(record, evaluations))
                 reporter.round(log.lines[-1])
                 if stop.asked or record.round == self.plan.rounds or self._saves.due(record.round):
+                    evaluations.sync()
                     self._save(log)
                 if stop.asked and record.round < self.plan.rounds:
                     return False
         finally:
             log.close()
+            evaluations.close()
         self._write_results(log)
         return True
 
     # the loop ----------------------------------------------------------------------------------------
-    def _line(self, record: RoundRecord) -> files.Line:
+    def _line(self, record: RoundRecord, evaluations: EvaluationLog) -> files.Line:
         """The round's line; figures are null in a round that is not evaluated."""
         figures: dict[str, Any] = dict.fromkeys(("mean", "std", "worst5", "top5", "loss"))
         val_mean = None
@@ -87,6 +91,7 @@ class Run:
             self._write_facts(record.round, -(-record.round // every) - 1, -(-rounds // every))
             test = self.federation.evaluate(split="test", model="personal")
             val = self.federation.evaluate(split="val", model="personal") if self.rule == "val" else None
+            evaluations.append(record.round, {"test": test, "val": val})
             self.selection.consider(record.round, test, val)
             summary = metrics.summarise(test.accuracy)
             figures = {key: summary[key] for key in ("mean", "std", "worst5", "top5")}
@@ -156,7 +161,12 @@ class Run:
         if self.plan.personal:
             self._write_personal_models(folder / files.PERSONAL)
         files.write_csv(folder / files.CLIENTS, self._clients(score, log))
+        store.write_results(folder, self.plan.name, score.round)
         files.write_json(folder / files.SUMMARY, self._summary(score, log))
+
+    def _who(self) -> dict[str, Any]:
+        data = self.federation.data
+        return {"name": data.client_names, **{f"n_{split}": data.sizes(split) for split in ("train", "test", "val")}}
 
     def _clients(self, score: Score, log: files.RoundLog) -> dict[str, Any]:
         data = self.federation.data

@@ -5,7 +5,7 @@ import io
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,11 +55,12 @@ def write_csv(path: Path, columns: Mapping[str, Iterable[Any]]) -> None:
     write_atomically(path, text.getvalue())
 
 
-def read_csv(path: Path) -> Columns:
-    """A table by column: numbers as floats (an empty cell is NaN), columns with other text as strings."""
+def read_csv(path: Path, texts: Collection[str] = ()) -> Columns:
+    """A table by column: numbers as floats (an empty cell is NaN), ``texts`` and columns with other text as strings."""
     with path.open(newline="", encoding="utf-8") as file:
         header, *rows = list(csv.reader(file))
-    return {name: _column([row[place] for row in rows]) for place, name in enumerate(header)}
+    columns = {name: [row[place] for row in rows] for place, name in enumerate(header)}
+    return {name: np.array(cells) if name in texts else _column(cells) for name, cells in columns.items()}
 
 
 def _column(cells: Sequence[str]) -> npt.NDArray[Any]:
