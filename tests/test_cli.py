@@ -155,6 +155,7 @@ def test_one_algorithm_with_all_its_hyper_parameters() -> None:
         (["list", "algorithms", "fedavgg"], ["fedavgg", "fedavg"]),
         (["list", "animals"], ["animals", "algorithms"]),
         (["report", "nowhere"], ["nowhere holds no runs"]),
+        (["results", "nowhere"], ["nowhere holds no runs"]),
         (["reproduce", "nothing"], ["experiment = 'nothing'", "pgfed-table1-cifar10"]),
         (["export", "nowhere", "--client", "0"], ["nowhere must be a run's folder"]),
         (["run", "--colour", "red"], ["--colour"]),
@@ -256,6 +257,54 @@ def test_report_of_unfinished_runs(finished: tuple[Path, str], small: Path, tmp_
     assert result.exit_code == 0
     page = (out / "report.html").read_text()
     assert "local, seed 0: not finished after 1 rounds" in page and "<svg" not in page
+
+
+def test_results_agree_with_the_other_files(finished: tuple[Path, str]) -> None:
+    out, _ = finished
+    sql = """
+        SELECT label, round, avg(value) AS mean FROM results
+        WHERE metric = 'accuracy' AND split = 'test' AND model = 'personal' GROUP BY ALL ORDER BY ALL"""
+    result = bespoke("results", out, "--sql", sql, "--json")
+    assert result.exit_code == 0, result.output
+    found = {(row["label"], row["round"]): row["mean"] for row in json.loads(result.output)}
+    lines = {
+        (label, line["round"]): line["mean"]
+        for label in ("local", "fedavg")
+        for line in map(json.loads, (out / label / "seed-0" / "rounds.jsonl").read_text().splitlines())
+    }
+    assert len(lines) == 4 and found == pytest.approx(lines)
+    folder = out / "fedavg" / "seed-0"
+    sql = "SELECT value FROM results WHERE round = 2 AND metric = 'accuracy' AND model = 'global' ORDER BY client"
+    shared = json.loads(bespoke("results", folder, "--sql", sql, "--json").output)
+    table = [line.split(",") for line in (folder / "clients.csv").read_text().splitlines()]
+    assert [row["value"] for row in shared] == [float(row[table[0].index("global_accuracy")]) for row in table[1:]]
+
+
+def test_results_for_people_and_for_files(finished: tuple[Path, str], tmp_path: Path) -> None:
+    out, _ = finished
+    overview = bespoke("results", out)
+    assert overview.exit_code == 0, overview.output
+    lines = [line.split() for line in overview.output.splitlines()]
+    mean = json.loads((out / "local" / "seed-0" / "summary.json").read_text())["mean"]
+    assert ["local", "local", "1", "1", "0", "2", "2", "6", f"{mean:.6g}"] in lines
+    assert ["accuracy", "test", "personal", "2", "1", "2", "24"] in lines
+    assert {"results", "runs", "rounds", "clients"} <= {line[0] for line in lines if line}
+    some = bespoke("results", out, "--sql", "SELECT 'a[b]' AS x, i, NULL FROM range(1000) r(i)")
+    assert ["a[b]", "199", "-"] in [line.split() for line in some.output.splitlines()]
+    assert "The first 200 rows" in some.output and "--csv" in some.output
+    target = tmp_path / "deep" / "all.csv"
+    written = bespoke("results", out, "--csv", target)
+    assert written.exit_code == 0 and written.output == ""
+    header, *rows = target.read_text().splitlines()
+    assert header == "run,label,algorithm,seed,round,client,metric,value,split,model"
+    assert rows[0].startswith("fedavg/seed-0,fedavg,fedavg,0,1,0,accuracy,") and len(rows) > 2 * 2 * 2 * 6
+
+
+@pytest.mark.parametrize("sql", ["SELEC 1", "SELECT nothing FROM runs", "DROP VIEW results", "FROM '/etc/passwd'"])
+def test_a_bad_query(finished: tuple[Path, str], sql: str) -> None:
+    result = bespoke("results", finished[0], "--sql", sql)
+    assert result.exit_code == 2 and isinstance(result.exception, SystemExit)
+    assert "error: the query " in result.output
 
 
 def test_shipped_experiments_can_be_read() -> None:

@@ -199,6 +199,31 @@ def report(
 
 @app.command()
 @guarded
+def results(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="What was --out of a run, or a folder above or below.")],
+    sql: Annotated[
+        str | None, typer.Option("--sql", metavar="QUERY", help="About results, runs, rounds and clients.")
+    ] = None,
+    csv: Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Write all rows to a file.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="For machines: all rows, as objects.")] = False,
+) -> None:
+    """Ask for results, one per run, round, client and metric, in SQL; without a query, an overview."""
+    from bespokefl.results import answers, store
+
+    with store.connect(folder) as connection:
+        if csv is None and not as_json:
+            for query in store.OVERVIEW.values() if sql is None else [sql]:
+                _console().print(answers.rich_table(store.ask(connection, query, answers.MOST_ROWS)))
+            return
+        answer = store.ask(connection, store.EVERYTHING if sql is None else sql)
+    if csv is not None:
+        answers.write_csv(answer, csv)
+    if as_json:
+        typer.echo(answers.to_json(answer))
+
+
+@app.command()
+@guarded
 def export(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run's folder, such as runs/demo/ditto/seed-0.")],
     client: Annotated[int, typer.Option("--client", metavar="I", help="Number of the client, from 0.")],
