@@ -263,7 +263,7 @@ def test_results_agree_with_the_other_files(finished: tuple[Path, str]) -> None:
     out, _ = finished
     sql = """
         SELECT label, round, avg(value) AS mean FROM results
-        WHERE metric = 'accuracy' AND split = 'test' AND model = 'personal' GROUP BY ALL ORDER BY ALL"""
+        WHERE metric = 'accuracy' AND split = 'test' GROUP BY ALL ORDER BY ALL"""
     result = bespoke("results", out, "--sql", sql, "--json")
     assert result.exit_code == 0, result.output
     found = {(row["label"], row["round"]): row["mean"] for row in json.loads(result.output)}
@@ -274,7 +274,7 @@ def test_results_agree_with_the_other_files(finished: tuple[Path, str]) -> None:
     }
     assert len(lines) == 4 and found == pytest.approx(lines)
     folder = out / "fedavg" / "seed-0"
-    sql = "SELECT value FROM results WHERE round = 2 AND metric = 'accuracy' AND model = 'global' ORDER BY client"
+    sql = "SELECT value FROM results WHERE round = 2 AND metric = 'global_accuracy' ORDER BY client"
     shared = json.loads(bespoke("results", folder, "--sql", sql, "--json").output)
     table = [line.split(",") for line in (folder / "clients.csv").read_text().splitlines()]
     assert [row["value"] for row in shared] == [float(row[table[0].index("global_accuracy")]) for row in table[1:]]

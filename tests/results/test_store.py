@@ -79,7 +79,10 @@ def expected(rounds: int, *, finished: bool = True) -> set[tuple[Any, ...]]:
         for client, value in enumerate(getattr(scores(number, split), metric).tolist())
     ]
     if finished:
-        found += [(rounds, 0, "accuracy", "test", "global", 0.5), (rounds, 1, "accuracy", "test", "global", 0.6)]
+        found += [
+            (rounds, 0, "global_accuracy", "test", "global", 0.5),
+            (rounds, 1, "global_accuracy", "test", "global", 0.6),
+        ]
     return {row for row in found if row[-1] == row[-1]}
 
 

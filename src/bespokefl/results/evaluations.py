@@ -20,13 +20,13 @@ if TYPE_CHECKING:  # reading results needs no torch
 
 EVALUATIONS = "evaluations.jsonl"
 
-# Columns of clients.csv that are scores in the selected round: the metric, and whose model it belongs to.
+# Columns of clients.csv that are scores in the selected round, and whose model they belong to.
 SELECTED = {
-    "accuracy": ("accuracy", "personal"),
-    "loss": ("loss", "personal"),
-    "global_accuracy": ("accuracy", "global"),
-    "s_accuracy": ("s_accuracy", "personal"),
-    "g_accuracy": ("g_accuracy", "personal"),
+    "accuracy": "personal",
+    "loss": "personal",
+    "global_accuracy": "global",
+    "s_accuracy": "personal",
+    "g_accuracy": "personal",
 }
 
 
@@ -93,9 +93,9 @@ def all_series(path: Path, clients: Columns | None, selected_round: int | None) 
     found = list(read_series(path))
     if clients is not None and selected_round is not None:
         known = {series[:-1] for series in found}
-        for column, (metric, model) in SELECTED.items():
-            if column in clients and (selected_round, metric, "test", model) not in known:
-                found.append(Series(selected_round, metric, "test", model, clients[column].astype(np.float64)))
+        for metric, model in SELECTED.items():
+            if metric in clients and (selected_round, metric, "test", model) not in known:
+                found.append(Series(selected_round, metric, "test", model, clients[metric].astype(np.float64)))
     return sorted((series for series in found if not np.isnan(series.values).all()), key=lambda series: series[:-1])
 
 
