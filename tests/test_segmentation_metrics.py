@@ -1,5 +1,4 @@
 import math
-import time
 
 import numpy as np
 import pytest
@@ -146,11 +145,3 @@ def test_refusals() -> None:
         segmentation_scores([mask, mask], [mask])
     with pytest.raises(InputError, match="height and width"):
         class_masks([0, 1], [1])
-
-
-def test_hausdorff_is_fast_enough_for_whole_test_sets() -> None:
-    """Noise has the most boundary there can be: all pairs of pixels would be 10^9 distances an image."""
-    a, b = np.random.default_rng(0).random((2, 5, 256, 256)) < 0.5
-    start = time.perf_counter()
-    hausdorff(a, b)
-    assert time.perf_counter() - start < 5  # about 0.05 s; roomy for a busy machine

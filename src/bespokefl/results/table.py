@@ -42,7 +42,7 @@ class MethodRow:
     gain: Figure | None  # mean individual gain over Local, percentage points
     worse_off: Figure | None  # share of clients below what they reach alone
     gm_acc: Figure | None
-    g_acc: Figure | None  # mean accuracy of a personal model on all other clients' test data
+    g_acc: Figure | None  # mean accuracy of a personal model on all clients' test data together
     megabytes: Figure
     seconds: Figure
 
@@ -106,7 +106,7 @@ def columns(rows: Sequence[MethodRow]) -> dict[str, Cell]:
         "gain over Local": lambda row: DASH if row.gain is None else row.gain.show(2, sign=True),
         "clients worse off": lambda row: DASH if row.worse_off is None else f"{row.worse_off.mean:.0f} %",
         "global model %": lambda row: DASH if row.gm_acc is None else row.gm_acc.show(spread=False),
-        "on others %": lambda row: DASH if row.g_acc is None else row.g_acc.show(spread=False),
+        "on all data %": lambda row: DASH if row.g_acc is None else row.g_acc.show(spread=False),
         "MB sent": lambda row: row.megabytes.show(spread=False),
         "seconds": lambda row: row.seconds.show(spread=False),
     }
