@@ -4,14 +4,14 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from tests.algorithms import small
+from tests.algorithms.small import Weights
 
 from bespokefl.algorithms.ditto import Ditto
 from bespokefl.algorithms.fedprox import FedProx
 from bespokefl.algorithms.local import Local
 from bespokefl.engines import Sequential, Vectorized
 from bespokefl.federation import Federation
-from tests.algorithms import small
-from tests.algorithms.small import Weights
 
 SCHEDULE = [[0, 1], [0], [0, 1]]
 TRAINING = {"lr": 0.1, "momentum": 0.9, "local_epochs": 2, "batch_size": 3}
