@@ -54,6 +54,8 @@ LAYOUTS: dict[str, Callable[[], Engine]] = {
 
 OTHERS = [layout for layout in LAYOUTS if layout != "one stack"]
 
+# what an engine does for any algorithm alike is tested for itself; with every algorithm on the fast one it is slow
+both_engines = pytest.mark.parametrize("engine", [Sequential, pytest.param(Vectorized, marks=pytest.mark.slow)])
 every_algorithm = pytest.mark.parametrize("name", list(ALGORITHMS))
 
 
@@ -163,7 +165,7 @@ def test_order_of_clients_changes_nothing(name: str) -> None:
     assert_close(snapshot(straight), snapshot(shuffled), 1e-12)
 
 
-@pytest.mark.parametrize("engine", [Sequential, Vectorized])
+@both_engines
 @every_algorithm
 def test_absent_and_silent_clients_are_untouched(name: str, engine: type[Any]) -> None:
     federation = federate(name, engine("cpu"), schedule=[range(7), [0, 2, 4]])
@@ -238,7 +240,7 @@ def test_only_participants_have_state(name: str) -> None:
     assert set(federation.site.states.clients) <= {1, 4, 5}
 
 
-@pytest.mark.parametrize("engine", [Sequential, Vectorized])
+@both_engines
 @every_algorithm
 def test_a_client_that_answers_nan_is_left_out(name: str, engine: type[Any]) -> None:
     """The round equals one in which that client was silent, and says why."""
