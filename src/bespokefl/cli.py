@@ -36,6 +36,9 @@ app = typer.Typer(
 
 P = ParamSpec("P")
 
+ExperimentFile = Annotated[
+    Path | None, typer.Argument(metavar="EXPERIMENT.toml", help="The experiment; without one, a demonstration.")
+]
 Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Set a key of the configuration, such as train.rounds=10."),
@@ -114,9 +117,7 @@ def options(
 @app.command()
 @guarded
 def run(
-    experiment: Annotated[
-        Path | None, typer.Argument(metavar="EXPERIMENT.toml", help="The experiment; without one, a demonstration.")
-    ] = None,
+    experiment: ExperimentFile = None,
     settings: Settings = None,
     out: Out = None,
     engine: EngineName = None,
@@ -133,9 +134,7 @@ def run(
 @app.command()
 @guarded
 def tune(
-    experiment: Annotated[
-        Path | None, typer.Argument(metavar="EXPERIMENT.toml", help="The experiment; without one, a demonstration.")
-    ] = None,
+    experiment: ExperimentFile = None,
     settings: Settings = None,
     out: Out = None,
     trials: Annotated[

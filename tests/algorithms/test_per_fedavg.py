@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from tests.algorithms import small
-from torch import Tensor, nn
+from torch import nn
 
 from bespokefl.algorithms.per_fedavg import PerFedAvg, shared_out
 from bespokefl.data.federated import FederatedData
@@ -88,29 +88,13 @@ def test_padding_to_less_than_a_sample_per_batch() -> None:
     assert dealt(1, 3, 2) == [[0], [0], [0]]
 
 
-class Quadratic(nn.Module):
-    """f(x) = (x - c)' A (x - c) / 2 in two dimensions, a row of data being (A, c)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.x = nn.Parameter(torch.zeros(2))
-
-    def forward(self, rows: Tensor) -> Tensor:
-        A, d = rows[:, :4].reshape(-1, 2, 2), self.x - rows[:, 4:]
-        return torch.einsum("bi,bij,bj->b", d, A, d) / 2
-
-
-def the_output(out: Tensor, y: Tensor) -> Tensor:
-    return out
-
-
 @pytest.mark.parametrize("variant", ["hf", "fo"])
 def test_on_a_quadratic_the_meta_gradient_is_that_of_the_objective(variant: Any) -> None:
     """Of f(w - alpha grad f(w)), with its factor I - alpha A only in "hf"."""
     A, c, w = np.array([[2.0, 0.5], [0.5, 1.0]]), np.array([3.0, -1.0]), np.array([0.5, 2.0])
     row = np.concatenate([A.ravel(), c])[None]
     data = FederatedData.from_arrays([{"train": (row, np.zeros(1)), "test": (row, np.zeros(1))}])
-    task = Task(Quadratic(), the_output, classifies=False, dtype=torch.float64)
+    task = Task(small.Quadratic(), small.the_output, classifies=False, dtype=torch.float64)
     algorithm = PerFedAvg(lr=0.2, alpha=0.3, local_epochs=1, variant=variant, batch_size=None)
     federation = Federation(task, data, algorithm, engine="sequential", initial={"x": torch.tensor(w)})
     federation.round()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from tests.algorithms import small
-from torch import Tensor, nn
+from torch import nn
 
 from bespokefl.algorithms.pfedme import PFedMe
 from bespokefl.data.federated import FederatedData
@@ -61,27 +61,11 @@ def test_by_hand(engine: type, options: dict[str, Any], steps: Any) -> None:
             small.assert_models(federation.client_model(i), theta[i])
 
 
-class Quadratic(nn.Module):
-    """f(x) = (x - c)' A (x - c) / 2 in two dimensions, a row of data being (A, c)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.x = nn.Parameter(torch.zeros(2))
-
-    def forward(self, rows: Tensor) -> Tensor:
-        A, d = rows[:, :4].reshape(-1, 2, 2), self.x - rows[:, 4:]
-        return torch.einsum("bi,bij,bj->b", d, A, d) / 2
-
-
-def the_output(out: Tensor, y: Tensor) -> Tensor:
-    return out
-
-
 def test_many_inner_steps_reach_the_proximal_point() -> None:
     A, c, w = np.array([[2.0, 0.5], [0.5, 1.0]]), np.array([3.0, -1.0]), np.array([0.5, 2.0])
     row = np.concatenate([A.ravel(), c])[None]
     data = FederatedData.from_arrays([{"train": (row, np.zeros(1)), "test": (row, np.zeros(1))}])
-    task = Task(Quadratic(), the_output, classifies=False, dtype=torch.float64)
+    task = Task(small.Quadratic(), small.the_output, classifies=False, dtype=torch.float64)
     algorithm = PFedMe(lam=4.0, K=150, eta_p=0.2, lr=0.1, local_unit="steps", R=2, batch_size=None)
     federation = Federation(task, data, algorithm, engine="sequential", initial={"x": torch.tensor(w)})
     federation.round()

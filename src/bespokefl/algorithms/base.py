@@ -10,7 +10,7 @@ from bespokefl.algorithms.hyper import checked, hyper
 from bespokefl.cohort import Cohort
 from bespokefl.optim import SGD
 from bespokefl.program import Batches, Call, Down, Program, shuffled
-from bespokefl.scoring import hand_over
+from bespokefl.scoring import hand_over, network_outputs
 from bespokefl.task import Batch, Pass, Task
 from bespokefl.trees import Model, Tree
 
@@ -87,7 +87,7 @@ class Algorithm:
     # what is seen of it ------------------------------------------------------------------------------
     def outputs(self, task: Task, model: Model, batch: Batch) -> Tensor:
         """What a personal model answers; a method whose personal model is more than one network says how."""
-        return task.apply(model, batch)[0]
+        return network_outputs(task, model, batch)
 
     def server_facts(self, server: Tree) -> dict[str, Tensor]:
         """What people look at in the server's state (PGFed's matrix A), recorded in evaluated rounds."""
