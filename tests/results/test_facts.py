@@ -84,6 +84,9 @@ def test_files_hold_what_was_written(tmp_path: Path) -> None:
     for name in ("A", "step"):
         assert np.array_equal(found[name].values, np.stack([written[r][name] for r in written]))
     assert read_facts(tmp_path / "elsewhere") == {}
+    (tmp_path / facts.FOLDER / "000010.safetensors").write_bytes(b"damaged")
+    (tmp_path / facts.FOLDER / "notes.safetensors").write_bytes(b"not ours")
+    assert read_facts(tmp_path)["A"].rounds.tolist() == [2, 100]
 
 
 def test_every_shape_is_drawn() -> None:

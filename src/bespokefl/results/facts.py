@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import safetensors
 import safetensors.numpy
 
 from bespokefl.results.files import write_atomically
@@ -35,11 +36,15 @@ def write_facts(run: Path, round_: int, facts: Mapping[str, npt.NDArray[Any]]) -
 
 
 def read_facts(run: Path) -> dict[str, Fact]:
-    """By name, over the rounds that were kept."""
+    """By name, over the rounds that were kept; a damaged file costs its own round only."""
     rounds: dict[str, list[int]] = {}
     values: dict[str, list[npt.NDArray[Any]]] = {}
-    for path in sorted((run / FOLDER).glob("*.safetensors")):
-        for name, value in safetensors.numpy.load_file(path).items():
+    for path in sorted(p for p in (run / FOLDER).glob("*.safetensors") if p.stem.isdecimal()):
+        try:
+            arrays = safetensors.numpy.load_file(path)
+        except (safetensors.SafetensorError, OSError):
+            continue
+        for name, value in arrays.items():
             rounds.setdefault(name, []).append(int(path.stem))
             values.setdefault(name, []).append(value)
     return {name: Fact(np.array(rounds[name]), np.stack(values[name])) for name in sorted(values)}
