@@ -1,0 +1,95 @@
+"""What the commands share: their options, messages, and exit codes."""
+
+import functools
+import shlex
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ParamSpec
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from bespokefl.errors import BespokeError, InputError
+from bespokefl.interrupts import Interrupted
+
+if TYPE_CHECKING:  # imported where they are needed: torch takes seconds, and `bespoke --help` must not
+    from bespokefl.config import Experiment
+
+FAILED, WRONG_INPUT, STOPPED = 1, 2, 130
+NARROWEST_LOG = 120  # columns of a table that goes to a file
+DEMO = Path(__file__).parents[1] / "demo.toml"
+
+P = ParamSpec("P")
+
+ExperimentFile = Annotated[
+    Path | None, typer.Argument(metavar="EXPERIMENT.toml", help="The experiment; without one, a demonstration.")
+]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Set a key of the configuration, such as train.rounds=10."),
+]
+Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Where the files go (default: runs/NAME).")]
+EngineName = Annotated[str | None, typer.Option("--engine", metavar="E", help="Same as --set engine.name=E.")]
+Device = Annotated[str | None, typer.Option("--device", metavar="D", help="Same as --set engine.device=D.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with what --out holds; skip what is finished.")]
+SeedOption = Annotated[int | None, typer.Option("--seed", metavar="N", help="Same as --set seeds=[N].")]
+
+
+def guarded(command: Callable[P, None]) -> Callable[P, None]:
+    """One clear message and an exit code for what a user can cause; no traceback."""
+
+    @functools.wraps(command)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            command(*args, **kwargs)
+        except BespokeError as error:
+            say_error(str(error))
+            raise typer.Exit(WRONG_INPUT if isinstance(error, InputError) else FAILED) from None
+        except OSError as error:
+            say_error(str(error))
+            raise typer.Exit(FAILED) from None
+        except Interrupted as stopped:
+            _say_stopped(str(stopped))
+            raise typer.Exit(STOPPED) from None
+        except KeyboardInterrupt:
+            _say_stopped("at once")
+            raise typer.Exit(STOPPED) from None
+
+    return wrapped
+
+
+def say_error(text: str) -> None:
+    make_console(stderr=True).print(f"[bold red]error:[/] {escape(text)}", soft_wrap=True, highlight=False)
+
+
+def _say_stopped(when: str) -> None:
+    """One line, however long, so that the command can be copied."""
+    typer.echo(f"stopped {when}; continue with: {_resume_command()}", err=True)
+
+
+def make_console(*, stderr: bool = False) -> Console:
+    console = Console(stderr=stderr)
+    return console if console.is_terminal else Console(stderr=stderr, width=NARROWEST_LOG)
+
+
+def _resume_command() -> str:
+    arguments = sys.argv[1:] if "--resume" in sys.argv else [*sys.argv[1:], "--resume"]
+    return shlex.join(["bespoke", *arguments])
+
+
+def read_experiment_file(
+    path: Path,
+    settings: Sequence[str] | None,
+    engine: str | None,
+    device: str | None,
+    seed: int | None,
+    more: Mapping[str, Any] | None = None,
+) -> "Experiment":
+    from bespokefl.config_file import parse_setting, read_experiment
+
+    given = [parse_setting(text) for text in settings or ()]
+    seeds = None if seed is None else [seed]
+    shortcuts: dict[str, Any] = {"engine.name": engine, "engine.device": device, "seeds": seeds, **(more or {})}
+    return read_experiment(path, [*given, *((key, value) for key, value in shortcuts.items() if value is not None)])
