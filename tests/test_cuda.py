@@ -9,7 +9,7 @@ from torch import nn
 
 from bespokefl.algorithms import ALGORITHMS, build_algorithm
 from bespokefl.data import FederatedData
-from bespokefl.engines import Engine, Sequential, Vectorized
+from bespokefl.engines import Engine, Sequential, Vectorized, steppers
 from bespokefl.federation import Federation
 from bespokefl.task import Task
 
@@ -66,6 +66,15 @@ def test_gpu_equals_cpu(name: str) -> None:
         assert all(v.device.type == "cuda" for v in federation.personal_models().values())
         torch.testing.assert_close(weights(federation), weights(reference), rtol=1e-10, atol=1e-10)
         np.testing.assert_array_equal(federation.evaluate().accuracy, reference.evaluate().accuracy)
+
+
+@every_algorithm
+def test_captured_steps_are_bit_equal(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    eager = federate(name, Vectorized("cuda"))
+    monkeypatch.setattr(steppers, "CALLS_BEFORE_CAPTURE", 1)
+    captured = federate(name, engine := Vectorized("cuda"))
+    assert torch.equal(weights(captured), weights(eager))
+    assert engine._steppers.release(), "nothing was captured"
 
 
 def test_compiled_equals_eager() -> None:

@@ -86,7 +86,7 @@ class Race(NamedTuple):
     samples: int  # per client, on average
     ragged: bool
     device: str
-    compile: bool | str
+    compile: bool
 
 
 class Turn(NamedTuple):
@@ -112,7 +112,7 @@ def main(
     steps: int | None = None,
     ragged: bool = False,
     repeats: int = 5,
-    compile: bool | str = "auto",
+    compile: bool = False,
     contenders: Sequence[str] = CONTENDERS,
 ) -> dict[str, list[Measured]]:
     """Measures and prints; ``ragged`` draws client sizes like a Dirichlet(0.3) partition of the same total.
@@ -175,7 +175,7 @@ def _compete(contender: str, race: Race, line: Connection) -> None:
 
 
 def _rounds_of(
-    contender: str, setting: Setting, data: FederatedData, device: torch.device, compile: bool | str
+    contender: str, setting: Setting, data: FederatedData, device: torch.device, compile: bool
 ) -> Callable[[], float]:
     """A function that does one round and returns computed / useful samples."""
     if contender == "plain loop":
@@ -185,7 +185,6 @@ def _rounds_of(
     engine = Sequential(device) if contender == "sequential" else Vectorized(device, compile=compile)
     algorithm = FedAvg(lr=LR, momentum=MOMENTUM, local_epochs=1, batch_size=BATCH, personal="global")
     federation = Federation(Task(module, bf16=contender.endswith("bf16")), data, algorithm, engine=engine)
-    federation.expect(10**6)  # a long run, where compiling pays on a GPU
     return lambda: federation.round().waste
 
 

@@ -62,7 +62,7 @@ class EngineSection(Section):
     name: str = "vectorized"
     device: str = "auto"
     precision: Literal["float32", "float64", "bf16"] = "float32"
-    compile: bool | Literal["auto"] = "auto"
+    compile: bool = False
     tf32: bool = True
     lanes: Positive | None = None
     stack: Positive | None = None

@@ -151,7 +151,6 @@ class Federation:
         after_round: Callable[["Federation", RoundRecord], None] | None = None,
     ) -> History:
         """Several rounds with evaluations of every client's model; the last round is always evaluated."""
-        self.expect(rounds)
         history = History()
         for k in range(1, rounds + 1):
             record = self.round()
@@ -161,12 +160,6 @@ class Federation:
             if after_round is not None:
                 after_round(self, record)
         return history
-
-    def expect(self, rounds: int) -> None:
-        """Tells the engine how long the run will be, before its first round."""
-        sizes = self.site.train_sizes
-        batch = self.algorithm.batch_size or int(sizes.max())
-        self.engine.expect(int(rounds * self.algorithm.local_epochs * np.ceil(sizes / batch).mean()))
 
     def _sample(self) -> Rows:
         if isinstance(self.schedule, Sequence) and self.rounds_done >= len(self.schedule):

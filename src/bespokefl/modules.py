@@ -3,6 +3,10 @@
 Names and values of parameters and buffers stay those of the modules they replace.
 """
 
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -10,6 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
+from bespokefl.convolution import Geometry, convolve
 from bespokefl.errors import InputError
 from bespokefl.keyed import keyed_bits
 
@@ -76,6 +81,46 @@ class PlainGroupNorm(nn.GroupNorm):
         return out * self.weight.view(shape) + self.bias.view(shape)
 
 
+class StackableConv2d(nn.Conv2d):
+    """A convolution that is quick with a client axis, too; without one it is torch's own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not _CLIENTS_ARE_STACKED.get():
+            return super().forward(x)
+        weight, bias = self.weight, self.bias
+        if torch.is_autocast_enabled(x.device.type):
+            dtype = torch.get_autocast_dtype(x.device.type)
+            x, weight = x.to(dtype), weight.to(dtype)
+            bias = None if bias is None else bias.to(dtype)
+        out = convolve(x, weight, self._geometry)
+        return out if bias is None else out + bias.view(-1, 1, 1)
+
+    @property
+    def _geometry(self) -> Geometry:
+        padding = self.padding
+        if isinstance(padding, str):  # "same" has an odd kernel: `can_replace` sees to it
+            padding = tuple(k // 2 if padding == "same" else 0 for k in self.kernel_size)
+        return Geometry(self.kernel_size, self.stride, padding)
+
+    @staticmethod
+    def can_replace(conv: nn.Conv2d) -> bool:
+        usual = conv.groups == 1 and conv.dilation == (1, 1) and conv.padding_mode == "zeros"
+        return usual and not (conv.padding == "same" and any(k % 2 == 0 for k in conv.kernel_size))
+
+
+_CLIENTS_ARE_STACKED = ContextVar("clients_are_stacked", default=False)
+
+
+@contextlib.contextmanager
+def stacked_clients() -> Iterator[None]:
+    """Where modules are called under ``vmap`` over clients."""
+    token = _CLIENTS_ARE_STACKED.set(True)
+    try:
+        yield
+    finally:
+        _CLIENTS_ARE_STACKED.reset(token)
+
+
 class KeyedDropout(nn.Module):
     """Dropout from a hash of (key, layer, position): the same mask in any engine.
 
@@ -101,7 +146,7 @@ class KeyedDropout(nn.Module):
 
 
 def with_stand_ins(module: nn.Module) -> nn.Module:
-    """Replaces BatchNorm, GroupNorm and dropout modules in place, at any depth, and returns the module."""
+    """Replaces BatchNorm, GroupNorm, dropout and convolution modules in place, at any depth, and returns the module."""
     layers = 0
 
     def replacement(child: nn.Module) -> nn.Module | None:
@@ -109,7 +154,11 @@ def with_stand_ins(module: nn.Module) -> nn.Module:
         if isinstance(child, _BatchNorm):
             return MaskedBatchNorm(child)
         if isinstance(child, nn.GroupNorm):
-            return _as_plain(child)
+            return _with_tensors_of(
+                child, PlainGroupNorm(child.num_groups, child.num_channels, child.eps, child.affine)
+            )
+        if type(child) is nn.Conv2d and StackableConv2d.can_replace(child):
+            return _with_tensors_of(child, _conv_like(child))
         if isinstance(child, _InstanceNorm) and child.track_running_stats:
             raise InputError(
                 f"{type(child).__name__} with track_running_stats=True is not supported (padding would enter its "
@@ -133,7 +182,13 @@ def with_stand_ins(module: nn.Module) -> nn.Module:
     return module
 
 
-def _as_plain(norm: nn.GroupNorm) -> PlainGroupNorm:
-    plain = PlainGroupNorm(norm.num_groups, norm.num_channels, norm.eps, norm.affine)
-    plain.weight, plain.bias = norm.weight, norm.bias
-    return plain
+def _conv_like(conv: nn.Conv2d) -> StackableConv2d:
+    stand_in = StackableConv2d(conv.in_channels, conv.out_channels, 1, bias=conv.bias is not None, device="meta")
+    stand_in.kernel_size, stand_in.stride, stand_in.padding = conv.kernel_size, conv.stride, conv.padding
+    return stand_in
+
+
+def _with_tensors_of(original: nn.Module, stand_in: nn.Module) -> nn.Module:
+    for name, value in original.named_parameters(recurse=False):
+        setattr(stand_in, name, value)
+    return stand_in

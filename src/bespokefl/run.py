@@ -60,7 +60,6 @@ class Run:
         (folder / files.ERROR).unlink(missing_ok=True)
         if self.federation.engine.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.federation.engine.device)
-        self.federation.expect(self.plan.rounds)
         done = self._restore(reporter)
         log = files.RoundLog(folder / files.ROUNDS, keep=done)
         evaluations = EvaluationLog(folder / EVALUATIONS, self._who(), keep=done)

@@ -310,3 +310,20 @@ def test_gradients_of_linear_layers_add_into_the_carry(dtype: torch.dtype, fused
     assert ("addmm_" in str(graph._run.__self__.code)) == fused
     for a, b in zip(got, wanted, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-6 if fused else 0, atol=1e-6 if fused else 0)
+
+
+def test_what_is_computed_twice_is_computed_once() -> None:
+    def twice(c: Carry, u: Tensor, s: Tensor) -> Carry:
+        return {k: v + (u * s).exp() * (u * s).exp().sum() for k, v in c.items()}
+
+    assert_steps_alike(twice, carry(), *batch())
+    graph = Graph(twice, (carry(), *batch()), carry=True)
+    assert graph.operations.count("exp") == 1
+
+
+def test_zeros_of_either_sign_are_not_the_same() -> None:
+    def signs(c: Carry, u: Tensor, s: Tensor) -> Carry:
+        positive, negative = torch.full_like(u, 0.0), torch.full_like(u, -0.0)
+        return {"a": c["a"], "b": 1 / positive, "c": 1 / negative}
+
+    assert_steps_alike(signs, carry(), *batch(), steps=1)

@@ -176,12 +176,6 @@ def test_threads_and_default_type_are_put_back() -> None:
     assert (torch.get_num_threads(), torch.get_default_dtype()) == before
 
 
-def test_a_cpu_never_compiles_by_itself() -> None:
-    engine = Vectorized("cpu", compile="auto")
-    engine.expect(10**9)
-    assert engine.plan()["compiled"] is False
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="compiling for a CPU needs a C++ compiler")
 @pytest.mark.filterwarnings("ignore")

@@ -19,7 +19,7 @@ def build_engine(
     name: str = "vectorized",
     device: str = "auto",
     *,
-    compile: bool | str = "auto",
+    compile: bool = False,
     tf32: bool = True,
     lanes: int | None = None,
     stack: int | None = None,
@@ -27,8 +27,8 @@ def build_engine(
     """An engine by name on a device; ``lanes``, ``stack`` and ``compile`` concern the vectorized one."""
     if name not in ENGINES:
         raise unknown_name("engine.name", name, ENGINES)
-    if compile not in (True, False, "auto"):
-        raise InputError(f'engine.compile = {compile!r}: it is "auto", true or false')
+    if compile not in (True, False):
+        raise InputError(f"engine.compile = {compile!r}: it is true or false")
     for key, value in (("lanes", lanes), ("stack", stack)):
         if value is not None and value < 1:
             raise InputError(f"engine.{key} = {value}: it is a whole number of at least 1, or absent")

@@ -77,9 +77,6 @@ class Engine(Protocol):
 
     def run(self, job: Job) -> Result: ...
 
-    def expect(self, steps: int) -> None:
-        """How many local steps the whole run will take, before it starts (compiling pays only in long runs)."""
-
     def plan(self) -> dict[str, Any]:
         """The decisions that could depend on the machine's state, to be kept with a checkpoint."""
 

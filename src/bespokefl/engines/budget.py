@@ -10,6 +10,7 @@ from bespokefl.engines.base import Job, Plans
 from bespokefl.engines.graphs import GraphCache
 from bespokefl.engines.memory import free_bytes
 from bespokefl.engines.stacked import Stack
+from bespokefl.engines.steppers import Steppers
 from bespokefl.program import Rows
 
 SHARE_OF_FREE_MEMORY = 0.5
@@ -63,7 +64,8 @@ class Budget:
         key = (job.task, job.program, trees.nbytes(dict(job.shared)), batch)
         if key not in self._client_bytes:
             busiest = int(np.argmax([sum(len(plan[r]) for plan in plans) for r in range(len(job.clients))]))
-            stack = Stack(job.select(np.array([busiest])), cache, self.device, compiles=lambda phase: False)
+            one = job.select(np.array([busiest]))
+            stack = Stack(one, cache, self.device, lambda phase: False, Steppers(self.device))
             try:
                 self._client_bytes[key] = stack.bytes_per_client([[plan[busiest]] for plan in plans])
             except Exception:  # what cannot be traced is met again, and handled, when it runs

@@ -58,10 +58,15 @@ def drop_idle_views(graph: fx.Graph) -> None:
             before, after = _meta(source), _meta(node)
             if before is not None and (before.shape, before.stride()) == (after.shape, after.stride()):
                 node.replace_all_uses_with(source)
-        elif node.target in (aten.detach.default, aten.alias.default):
+        elif node.target in (aten.detach.default, aten.alias.default) or _keeps_order(node):
             node.replace_all_uses_with(source)
         elif _swapped_dims(node) and _swapped_dims(node) == _swapped_dims(source):  # back and forth
             node.replace_all_uses_with(source.args[0])
+
+
+def _keeps_order(node: fx.Node) -> bool:
+    """Whether the node is a permutation of axes that leaves all where they are."""
+    return node.target == aten.permute.default and node.args[1] == list(range(_meta(node).ndim))
 
 
 def _swapped_dims(node: fx.Node) -> set[int]:
@@ -71,6 +76,23 @@ def _swapped_dims(node: fx.Node) -> set[int]:
     if node.target == aten.transpose.int:
         return {d % _meta(node).ndim for d in node.args[1:] if isinstance(d, int)}
     return set()
+
+
+def share_repeated(graph: fx.Graph) -> None:
+    """What is computed twice from the same values is computed once (a layer's patches, forward and backward)."""
+    seen: dict[Any, fx.Node] = {}
+    for node in list(graph.nodes):
+        if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
+            continue
+        if node.target._schema.is_mutable:
+            return  # nobody knows what is the same behind it
+        flat, spec = pytree.tree_flatten((node.args, node.kwargs))
+        key = (node.target, spec, tuple(v if isinstance(v, fx.Node) else repr(v) for v in flat))
+        if key in seen:
+            node.replace_all_uses_with(seen[key])
+            graph.erase_node(node)
+        else:
+            seen[key] = node
 
 
 def fold_constants(module: fx.GraphModule) -> None:

@@ -38,10 +38,12 @@ class Graph:
 
         # Clones, because two leaves that are one tensor would become one input of the graph.
         examples = [v.clone() for v in flat]
-        with _default_device(examples[0].device):
+        with default_device(examples[0].device):
             module = make_fx(flat_fn)(examples)
         passes.refuse_randomness(module.graph)
         passes.drop_idle_views(module.graph)
+        module.graph.eliminate_dead_code()
+        passes.share_repeated(module.graph)
         passes.fold_constants(module)
         module.graph.eliminate_dead_code()
         passes.separate_outputs(module.graph, donated)
@@ -51,6 +53,8 @@ class Graph:
         module.graph.set_codegen(fx.graph.CodeGen())  # positional tensors in, a list out: no tree handling per call
         module.graph.lint()
         module.recompile()
+        self.calls = 0
+        self.operations = [n.target.__name__.split(".")[0] for n in module.graph.nodes if n.op == "call_function"]
         self._out_spec = out_spec[0]
         self._run: Callable[..., list[Tensor]] = module.forward
         if compiled:
@@ -58,6 +62,7 @@ class Graph:
 
     def __call__(self, tensors: list[Tensor]) -> list[Tensor]:
         """From flat leaves to flat leaves."""
+        self.calls += 1
         return self._run(*tensors)
 
     def tree(self, tensors: list[Tensor]) -> Tree:
@@ -65,7 +70,7 @@ class Graph:
         return pytree.tree_unflatten(tensors, self._out_spec)
 
 
-def _default_device(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+def default_device(device: torch.device) -> contextlib.AbstractContextManager[Any]:
     """Programs name no device: what they create lands on this one."""
     return contextlib.nullcontext() if device.type == "cpu" else torch.device(device)
 

@@ -55,9 +55,6 @@ class Sequential:
     def _tensors(self, job: Job, tree: Tree) -> Tree:
         return as_tensors(tree, job.task.dtype, self.device)
 
-    def expect(self, steps: int) -> None:
-        """Nothing to prepare."""
-
     def plan(self) -> dict[str, Any]:
         return {}
 

@@ -19,7 +19,9 @@ from torch.utils import _pytree as pytree
 from bespokefl import trees
 from bespokefl.engines.base import Job, Plans, as_tensors
 from bespokefl.engines.buckets import padded_length, stack_width
-from bespokefl.engines.graphs import Graph, GraphCache
+from bespokefl.engines.graphs import GraphCache, default_device
+from bespokefl.engines.steppers import Captured, Eager, Steppers
+from bespokefl.modules import stacked_clients
 from bespokefl.program import Phase, Rows
 from bespokefl.rng import step_keys
 from bespokefl.task import Batch
@@ -31,8 +33,15 @@ CALLS_BEFORE_TRACING = 16  # of a function that is called once a round: a trace 
 class Stack:
     """Runs one job with all its clients stacked."""
 
-    def __init__(self, job: Job, cache: GraphCache, device: torch.device, compiles: Callable[[Phase], bool]) -> None:
-        self.job, self.cache, self.device, self.compiles = job, cache, device, compiles
+    def __init__(
+        self,
+        job: Job,
+        cache: GraphCache,
+        device: torch.device,
+        compiles: Callable[[Phase], bool],
+        steppers: Steppers,
+    ) -> None:
+        self.job, self.cache, self.device, self.compiles, self.steppers = job, cache, device, compiles, steppers
         self.shared = dict(job.shared)
         self.computed = 0
 
@@ -74,9 +83,9 @@ class Stack:
         name = ("stacked", self.job.task, fn)
         if self.cache.is_new(name, args, CALLS_BEFORE_TRACING):
             # Once a round for each shape of a group: tracing pays only where shapes come again and again.
-            with self.cache.module_lock, contextlib.suppress(Exception):  # tracing tells better what is wrong
-                mapped: Tree = vmap(one, in_dims=(None, 0, 0, 0), randomness="error")(*args)
-                return mapped
+            # Whatever goes wrong, tracing tells it better.
+            with self.cache.module_lock, default_device(self.device), contextlib.suppress(Exception):
+                return _stacked(one, (None, 0, 0, 0), randomness="error")(*args)
         graph = self.cache.get(name, _stacked(one, (None, 0, 0, 0)), args)
         return graph.tree(graph(pytree.tree_leaves(args)))
 
@@ -93,31 +102,32 @@ class Stack:
         own, own_spec = pytree.tree_flatten(trees.rows(dict(self.job.per_client), index))
         shared = pytree.tree_leaves(self.shared)
         done: list[list[Tensor]] = []  # carries of finished clients, the first to finish first
-        graphs: dict[int, Graph] = {}
-        active = width = len(plan)
+        active, width = len(plan), 0
+        stepper: Eager | Captured | None = None
         for k in range(int(steps[0])):
             still = int((steps > k).sum())
             smaller = stack_width(still, len(plan))
             if still < active:
-                finished = [v[still:active] for v in flat]
-                # Rows that stay in the stack are computed on: what they hold now must be saved.
-                done.append([v.clone() for v in finished] if still < smaller else finished)
+                # Their rows are computed on or overwritten: what they hold now must be saved.
+                done.append([v[still:active].clone() for v in flat])
                 active = still
-            if smaller < width:
+            batch = batches.at(k, smaller)
+            if stepper is None or smaller < width:
                 flat, own, width = [v[:smaller] for v in flat], [v[:smaller] for v in own], smaller
-            batch = batches.at(k, width)
-            if width not in graphs:
-                graphs[width] = self.cache.get(
+                graph = self.cache.get(
                     ("stacked", self.job.task, phase.step, batches.padded),
                     self._step_of(phase, batches.padded),
                     (pytree.tree_unflatten(flat, spec), self.shared, pytree.tree_unflatten(own, own_spec), batch),
                     carry=True,
                     compiled=self.compiles(phase),
                 )
-            flat = graphs[width]([*flat, *shared, *own, *batch])
+                stepper = self.steppers.of(graph, [*flat, *shared, *own, *batch], len(flat))
+                stepper.load(flat, [*shared, *own])
+            stepper.step(batch)
+            flat = stepper.carry
             self.computed += width * batches.length
-        if done:
-            flat = [torch.cat([v[:active], *parts]) for v, *parts in zip(flat, *reversed(done), strict=True)]
+        parts = zip([v[:active] for v in flat], *reversed(done), strict=True)
+        flat = [torch.cat(rows) for rows in parts]  # a copy in any case: a stepper may overwrite its carry
         result = pytree.tree_unflatten(flat, spec)
         return result if (np.diff(order) > 0).all() else trees.rows(result, torch.argsort(index))
 
@@ -162,10 +172,17 @@ class _Padded:
         return parts if self._weights is None else (*parts, self._weights[k, :width])
 
 
-def _stacked(fn: Callable[..., Tree], in_dims: tuple[int | None, ...]) -> Callable[..., Tree]:
-    """``fn`` over the client axis. Random operations pass here: the graph refuses them with a better text."""
-    mapped: Callable[..., Tree] = vmap(fn, in_dims=in_dims, randomness="different")
-    return mapped
+def _stacked(
+    fn: Callable[..., Tree], in_dims: tuple[int | None, ...], randomness: str = "different"
+) -> Callable[..., Tree]:
+    """``fn`` over the client axis. Random operations may pass: the graph refuses them with a better text."""
+    mapped = vmap(fn, in_dims=in_dims, randomness=randomness)
+
+    def over_clients(*args: Tree) -> Tree:
+        with stacked_clients():
+            return mapped(*args)
+
+    return over_clients
 
 
 def _down(shared: dict[str, Tree], own: dict[str, Tree]) -> SimpleNamespace:

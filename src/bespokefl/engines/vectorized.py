@@ -24,13 +24,13 @@ from bespokefl.engines.memory import keep_freed_memory
 from bespokefl.engines.sequential import Sequential
 from bespokefl.engines.solo import run_client
 from bespokefl.engines.stacked import Stack
+from bespokefl.engines.steppers import Steppers
 from bespokefl.errors import InputError
 from bespokefl.program import Phase, Rows, plan_phases
 from bespokefl.task import Task
 
 TINY_MODEL = 2**15  # parameters up to which the operations are too short for threads to share
 LARGE_MODEL = 2**20  # parameters from which one client fills a core's cache on its own
-STEPS_WORTH_COMPILING = 20_000
 
 
 class Layout(NamedTuple):
@@ -43,7 +43,7 @@ class Vectorized:
 
     Args:
         lanes, stack: override the layout that the engine would choose.
-        compile: ``torch.compile`` the training steps; "auto": on CUDA, in runs long enough to pay for it.
+        compile: ``torch.compile`` the training steps: some faster, but seconds of compiling for each size of a stack.
         tf32: let CUDA matrix products and convolutions use TF32.
     """
 
@@ -55,13 +55,12 @@ class Vectorized:
         *,
         lanes: int | None = None,
         stack: int | None = None,
-        compile: bool | str = "auto",
+        compile: bool = False,
         tf32: bool = True,
     ) -> None:
         self.device, self.tf32 = torch.device(device), tf32
         self.lanes, self.stack, self.compile = lanes, stack, compile
-        self._compiled = compile is True
-        self._cache = GraphCache()
+        self._cache, self._steppers = GraphCache(), Steppers(self.device)
         self._budget = Budget(self.device)
         self._refused: set[Task] = set()
         self._sequential = Sequential(device, tf32=tf32)
@@ -70,16 +69,12 @@ class Vectorized:
             keep_freed_memory()
 
     # decisions ---------------------------------------------------------------------------------------
-    def expect(self, steps: int) -> None:
-        if self.compile == "auto":
-            self._compiled = self.device.type == "cuda" and steps >= STEPS_WORTH_COMPILING
-
     def plan(self) -> dict[str, Any]:
-        return {"memory": self._budget.used_limit, "compiled": self._compiled, "lanes": self.lanes or _cores()}
+        return {"memory": self._budget.used_limit, "compiled": self.compile, "lanes": self.lanes or _cores()}
 
     def adopt(self, plan: Mapping[str, Any]) -> None:
         self._budget.adopt(plan["memory"])
-        self._compiled = bool(plan["compiled"])
+        self.compile = bool(plan["compiled"])
         self.lanes = self.lanes or int(plan["lanes"])
 
     def layout(self, task: Task) -> Layout:
@@ -124,7 +119,7 @@ class Vectorized:
         return [part for share in shares for part in np.array_split(share, -(-len(share) // most))]
 
     def _compiles(self, phase: Phase) -> bool:
-        return self._compiled and phase.batches.size is not None and phase.batches.stream is not None
+        return self.compile and phase.batches.size is not None and phase.batches.stream is not None
 
     def _chunk(self, job: Job, plans: Plans, rows: Rows, answers: Collector) -> None:
         try:
@@ -132,11 +127,12 @@ class Vectorized:
         except InputError:
             raise
         except torch.OutOfMemoryError:
-            if len(rows) == 1:
+            freed = self._steppers.release()
+            if len(rows) == 1 and not freed:
                 raise
             torch.cuda.empty_cache()
-            for half in np.array_split(rows, 2):
-                self._chunk(job, plans, half, answers)
+            for part in [rows] if freed else np.array_split(rows, 2):
+                self._chunk(job, plans, part, answers)
         except Exception as error:
             answers.add(rows, self._one_by_one(job, plans, rows, error))
 
@@ -146,7 +142,7 @@ class Vectorized:
             upload, state, computed = run_client(job, r, [p[r] for p in plans], self._cache, self.device)
             uploads, states = trees.tree_map(lambda v: v.unsqueeze(0), (upload, state))
         else:
-            stack = Stack(job.select(rows), self._cache, self.device, self._compiles)
+            stack = Stack(job.select(rows), self._cache, self.device, self._compiles, self._steppers)
             uploads, states, computed = stack.run([[p[r] for r in rows] for p in plans])
         return Result(np.arange(len(rows)), uploads, states, {}, computed)
 

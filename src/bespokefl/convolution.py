@@ -1,0 +1,219 @@
+"""Convolutions of many clients at once, each with weights of its own.
+
+``vmap`` turns a stack of convolutions into one grouped convolution. For few input channels that is slow on a GPU: its
+groups are too thin for the hardware. There the patches are laid out as rows (im2col) and all clients' products are one
+batched matrix product; with many channels the grouped convolution stays, in the channels-last layout.
+
+A convolution is bilinear, so its derivatives and theirs are three functions that call each other: the result from
+(input, weight), the input's gradient from (result's gradient, weight), the weight's from (input, result's gradient).
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+FEW_CHANNELS = 64  # below it, patches as rows
+SPLIT_ROWS = 4096  # of the sum over patches in a weight's gradient: a client's few outputs leave most of a GPU idle
+
+Pair = tuple[int, ...]  # height, width
+
+
+class Geometry(NamedTuple):
+    """All about a convolution but its tensors."""
+
+    kernel: Pair
+    stride: Pair
+    padding: Pair
+
+    def output(self, size: Sequence[int]) -> Pair:
+        """Height and width of the result for an input of ``size``."""
+        sides = zip(size, self.kernel, self.stride, self.padding, strict=True)
+        high, wide = ((n + 2 * p - k) // s + 1 for n, k, s, p in sides)
+        return high, wide
+
+
+def convolve(x: Tensor, w: Tensor, geometry: Geometry) -> Tensor:
+    """The convolution of ONE client's batch, (B, C, H, W) with (O, C, kh, kw), ready for ``vmap`` and ``grad``."""
+    out: Tensor = _Result.apply(x, w, geometry)  # type: ignore[no-untyped-call]
+    return out
+
+
+def _input_grad(grad: Tensor, w: Tensor, size: Pair, geometry: Geometry) -> Tensor:
+    out: Tensor = _InputGrad.apply(grad, w, size, geometry)  # type: ignore[no-untyped-call]
+    return out
+
+
+def _weight_grad(x: Tensor, grad: Tensor, geometry: Geometry) -> Tensor:
+    out: Tensor = _WeightGrad.apply(x, grad, geometry)  # type: ignore[no-untyped-call]
+    return out
+
+
+class _Result(torch.autograd.Function):
+    @staticmethod
+    def forward(x: Tensor, w: Tensor, geometry: Geometry) -> Tensor:
+        return _plain(x, w, geometry)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+        x, w, ctx.geometry = inputs
+        ctx.save_for_backward(x, w)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        x, w = ctx.saved_tensors
+        size = (x.shape[-2], x.shape[-1])
+        dx = _input_grad(grad, w, size, ctx.geometry) if ctx.needs_input_grad[0] else None
+        dw = _weight_grad(x, grad, ctx.geometry) if ctx.needs_input_grad[1] else None
+        return dx, dw, None
+
+    @staticmethod
+    def vmap(info: Any, dims: Any, x: Tensor, w: Tensor, geometry: Geometry) -> tuple[Tensor, int]:
+        if dims[1] is None:  # one model on many clients' data: their batches are one
+            return _folded(lambda v: _plain(v, w, geometry), x.movedim(dims[0], 0)), 0
+        w = w.movedim(dims[1], 0)
+        if dims[0] is None:  # many models on the same data: their channels are one convolution's
+            return torch.unflatten(_plain(x, w.flatten(0, 1), geometry), 1, w.shape[:2]), 1
+        return stacked(x.movedim(dims[0], 0), w, geometry), 0
+
+
+class _InputGrad(torch.autograd.Function):
+    @staticmethod
+    def forward(grad: Tensor, w: Tensor, size: Pair, geometry: Geometry) -> Tensor:
+        return _plain_input_grad(grad, w, size, geometry)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+        grad, w, _, ctx.geometry = inputs
+        ctx.save_for_backward(grad, w)
+
+    @staticmethod
+    def backward(ctx: Any, back: Tensor) -> Any:
+        grad, w = ctx.saved_tensors
+        d_grad = convolve(back, w, ctx.geometry) if ctx.needs_input_grad[0] else None
+        dw = _weight_grad(back, grad, ctx.geometry) if ctx.needs_input_grad[1] else None
+        return d_grad, dw, None, None
+
+    @staticmethod
+    def vmap(info: Any, dims: Any, grad: Tensor, w: Tensor, size: Pair, geometry: Geometry) -> tuple[Tensor, int]:
+        if dims[1] is None:
+            return _folded(lambda v: _plain_input_grad(v, w, size, geometry), grad.movedim(dims[0], 0)), 0
+        grad, w = _rows(info, grad, dims[0]), w.movedim(dims[1], 0)
+        return stacked_input_grad(grad, w, size, geometry), 0
+
+
+class _WeightGrad(torch.autograd.Function):
+    @staticmethod
+    def forward(x: Tensor, grad: Tensor, geometry: Geometry) -> Tensor:
+        return _plain_weight_grad(x, grad, geometry)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+        x, grad, ctx.geometry = inputs
+        ctx.save_for_backward(x, grad)
+
+    @staticmethod
+    def backward(ctx: Any, back: Tensor) -> Any:
+        x, grad = ctx.saved_tensors
+        size = (x.shape[-2], x.shape[-1])
+        dx = _input_grad(grad, back, size, ctx.geometry) if ctx.needs_input_grad[0] else None
+        d_grad = convolve(x, back, ctx.geometry) if ctx.needs_input_grad[1] else None
+        return dx, d_grad, None
+
+    @staticmethod
+    def vmap(info: Any, dims: Any, x: Tensor, grad: Tensor, geometry: Geometry) -> tuple[Tensor, int]:
+        return stacked_weight_grad(_rows(info, x, dims[0]), _rows(info, grad, dims[1]), geometry), 0
+
+
+# one client -------------------------------------------------------------------------------------------
+def _plain(x: Tensor, w: Tensor, geometry: Geometry, groups: int = 1) -> Tensor:
+    return F.conv2d(x, w, None, geometry.stride, geometry.padding, 1, groups)
+
+
+def _plain_input_grad(grad: Tensor, w: Tensor, size: Pair, geometry: Geometry, groups: int = 1) -> Tensor:
+    x = _shape_only(grad, (grad.shape[0], w.shape[1] * groups, *size))
+    return _backward(grad, x, w, geometry, groups, 0)
+
+
+def _plain_weight_grad(x: Tensor, grad: Tensor, geometry: Geometry, groups: int = 1) -> Tensor:
+    w = _shape_only(grad, (grad.shape[1], x.shape[1] // groups, *geometry.kernel))
+    return _backward(grad, x, w, geometry, groups, 1)
+
+
+def _shape_only(like: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """What stands for a tensor that its own gradient does not depend on; its layout tells kernels to go by it."""
+    return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=torch.channels_last)
+
+
+def _backward(grad: Tensor, x: Tensor, w: Tensor, geometry: Geometry, groups: int, which: int) -> Tensor:
+    mask = [which == 0, which == 1, False]
+    stride, padding = geometry.stride, geometry.padding
+    out: Tensor = torch.ops.aten.convolution_backward(
+        grad, x, w, None, stride, padding, (1, 1), False, (0, 0), groups, mask
+    )[which]
+    return out
+
+
+# many clients, on a leading axis ----------------------------------------------------------------------
+def stacked(x: Tensor, w: Tensor, geometry: Geometry) -> Tensor:
+    """(N, B, C, H, W) with (N, O, C, kh, kw) gives (N, B, O, H', W')."""
+    n, b = x.shape[:2]
+    if x.shape[2] >= FEW_CHANNELS:
+        return _ungrouped(_plain(_grouped(x), _grouped_weight(w), geometry, n), n)
+    product = _patches(x, geometry) @ w.permute(0, 3, 4, 2, 1).flatten(1, 3)
+    return torch.unflatten(product, 1, (b, *geometry.output(x.shape[-2:]))).movedim(-1, 2)
+
+
+def stacked_input_grad(grad: Tensor, w: Tensor, size: Pair, geometry: Geometry) -> Tensor:
+    """(N, B, O, H', W') with (N, O, C, kh, kw) gives (N, B, C, H, W)."""
+    n = len(w)
+    return _ungrouped(_plain_input_grad(_grouped(grad), _grouped_weight(w), size, geometry, n), n)
+
+
+def stacked_weight_grad(x: Tensor, grad: Tensor, geometry: Geometry) -> Tensor:
+    """(N, B, C, H, W) with (N, B, O, H', W') gives (N, O, C, kh, kw)."""
+    n, b, channels = x.shape[:3]
+    if channels >= FEW_CHANNELS:
+        return torch.unflatten(_plain_weight_grad(_grouped(x), _grouped(grad), geometry, n), 0, (n, -1))
+    rows, patches = grad.movedim(2, -1).flatten(1, 3), _patches(x, geometry)
+    parts = _divisor(b, patches.shape[1] // SPLIT_ROWS)
+    split: Callable[[Tensor], Tensor] = lambda v: torch.unflatten(v, 1, (parts, -1)).flatten(0, 1)  # noqa: E731
+    product = torch.unflatten(split(patches).mT @ split(rows), 0, (n, parts)).sum(1)
+    return torch.unflatten(product, 1, (*geometry.kernel, channels)).permute(0, 4, 3, 1, 2)
+
+
+def _patches(x: Tensor, geometry: Geometry) -> Tensor:
+    """A row per position of the result, (N, B H' W', kh kw C), the channels of a pixel side by side."""
+    (kh, kw), (sh, sw), (ph, pw) = geometry
+    x = x.movedim(2, -1)
+    if ph or pw:
+        x = F.pad(x, (0, 0, pw, pw, ph, ph))
+    return x.unfold(2, kh, sh).unfold(3, kw, sw).permute(0, 1, 2, 3, 5, 6, 4).flatten(4, 6).flatten(1, 3)
+
+
+def _grouped(x: Tensor) -> Tensor:
+    """(N, B, C, H, W) as (B, N C, H, W), channels last."""
+    return x.permute(1, 3, 4, 0, 2).flatten(3, 4).movedim(3, 1)
+
+
+def _grouped_weight(w: Tensor) -> Tensor:
+    return w.flatten(0, 1).contiguous(memory_format=torch.channels_last)
+
+
+def _ungrouped(x: Tensor, n: int) -> Tensor:
+    return torch.unflatten(x, 1, (n, -1)).movedim(1, 0)
+
+
+def _folded(fn: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    return torch.unflatten(fn(x.flatten(0, 1)), 0, x.shape[:2])
+
+
+def _rows(info: Any, v: Tensor, dim: int | None) -> Tensor:
+    return v.expand(info.batch_size, *v.shape) if dim is None else v.movedim(dim, 0)
+
+
+def _divisor(n: int, wanted: int) -> int:
+    """The largest divisor of n that is at most ``wanted``."""
+    return max(d for d in range(1, n + 1) if n % d == 0 and d <= max(1, wanted))
