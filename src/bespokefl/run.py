@@ -24,6 +24,7 @@ from bespokefl.results.facts import is_kept, write_facts
 from bespokefl.results.model_file import write_model
 from bespokefl.selection import Score, Selection, affordable, choose_rule
 from bespokefl.tomlfile import dumps
+from bespokefl.watch import Watch
 
 MODELS_AT_ONCE = 64
 CHECKPOINT_SHARE = 0.03  # of the time, at most, when checkpoint.every is "auto"
@@ -63,12 +64,16 @@ class Run:
         done = self._restore(reporter)
         log = files.RoundLog(folder / files.ROUNDS, keep=done)
         evaluations = EvaluationLog(folder / EVALUATIONS, self._who(), keep=done)
+        watch = Watch()
+        for line in log.lines:
+            watch.look(line, {})  # what was said before the run was interrupted
         try:
             reporter.start(self.plan.label, self.plan.seed, self.plan.rounds, done)
             while self.federation.rounds_done < self.plan.rounds:
                 record = self.federation.round()
                 log.append(self._line(record, evaluations))
                 reporter.round(log.lines[-1])
+                self._warn(watch, log.lines[-1], reporter)
                 if stop.asked or record.round == self.plan.rounds or self._saves.due(record.round):
                     evaluations.sync()
                     self._save(log)
@@ -79,6 +84,12 @@ class Run:
             evaluations.close()
         self._write_results(log)
         return True
+
+    def _warn(self, watch: Watch, line: files.Line, reporter: Reporter) -> None:
+        evaluated = line["mean"] is not None
+        told = self.federation.algorithm.warnings(self.federation.server) if evaluated else {}
+        for warning in watch.look(line, told):
+            reporter.note(f"warning: {self.plan.label}, seed {self.plan.seed}, {warning}")
 
     # the loop ----------------------------------------------------------------------------------------
     def _line(self, record: RoundRecord, evaluations: EvaluationLog) -> files.Line:

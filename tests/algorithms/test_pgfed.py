@@ -157,7 +157,7 @@ def test_pgfedmo_by_hand(engine: Any) -> None:
 def reference(
     h: Any, c: Any, sizes: Any, schedule: Any, *, mu: float, lr: float, eta2: float, steps: int, size: int,
     momentum: float = 0.0, weight_decay: float = 0.0, keep: bool = False, beta: float | None = None,
-    zero_start: bool = False, order: str = "paper",
+    zero_start: bool = False, order: str = "paper", cap: float = np.inf, bounded: bool = False,
 ) -> dict[str, Any]:  # fmt: skip
     """Algorithm 1 on quadratics, line by line, a client at a time."""
     n_clients = len(h)
@@ -179,7 +179,10 @@ def reference(
                 m = momentum * m + h[i] * (x - c[i]) + s + weight_decay * x
                 x = x - lr * m
                 for j, (_, a) in stored.items():
-                    alpha[i, j] = max(0, alpha[i, j] - eta2 * (a + g_bar @ (x if order == "paper" else old)))
+                    moved = alpha[i, j] - eta2 * (a + g_bar @ (x if order == "paper" else old))
+                    alpha[i, j] = min(max(0, moved), cap)
+                if bounded and stored:
+                    alpha[i, list(stored)] /= max(1, alpha[i, list(stored)].sum())
             g = h[i] * (x - c[i])
             theta[i], buffers[i] = x, m
             new[i] = (g, mu * (0.5 * (h[i] * (x - c[i]) ** 2).sum() - g @ x))
@@ -218,6 +221,37 @@ def test_partial_participation_against_the_reference(engine: Any, beta: float | 
     near(run.personal_models()["x"], expected["theta"])
     near(run.server.A, expected["alpha"])
     assert (run.server.A == 0).any() and (run.server.A > 0).any()  # some weights were clamped
+
+
+@both_engines
+@pytest.mark.parametrize("bounds", [{"alpha_cap": 0.2}, {"alpha_rows": "bounded"}])
+def test_bounds_of_alpha_against_the_reference(engine: Any, bounds: dict[str, Any]) -> None:
+    shared: dict[str, Any] = {"mu": 1.0, "lr": 0.05, "eta2": 1.0}
+    run = many(PGFed(**shared, local_epochs=3, batch_size=None, **bounds), engine)
+    free = many(PGFed(**shared, local_epochs=3, batch_size=None), engine)
+    for _ in SCHEDULE:
+        run.round()
+        free.round()
+    cap, bounded = bounds.get("alpha_cap", np.inf), "alpha_rows" in bounds
+    expected = reference(MANY_H, MANY_C, MANY_SIZES, SCHEDULE, **shared, steps=3, size=3, cap=cap, bounded=bounded)
+    near(run.server.A, expected["alpha"])
+    near(run.server.w["x"], expected["w"])
+    assert (free.server.A - run.server.A).abs().max() > 0.01  # the bound was felt
+
+
+def test_a_row_of_alpha_that_outweighs_the_client_is_told() -> None:
+    algorithm = PGFed(**{**EXAMPLE, "mu": 0.5})
+    run = many(algorithm)
+    run.round()
+    assert algorithm.warnings(run.server) == {}  # mu times 1
+    A = run.server.A.clone()
+    A[3, run.server.ids] = 2.0
+    told = algorithm.warnings(run.server._replace(A=A))
+    assert "3.0 times" in told["alpha"] and "alpha_cap" in told["alpha"]
+    outside = [k for k in range(5) if k not in run.server.ids.tolist()]
+    A = run.server.A.clone()
+    A[:, outside] = 100.0  # weights of clients that are not in use
+    assert algorithm.warnings(run.server._replace(A=A)) == {}
 
 
 def test_the_reference_tells_a_zero_start_apart() -> None:

@@ -97,6 +97,11 @@ class Algorithm:
         """The same of ONE client's state (LG-Mix's lambda), without branches on tensors; NaN where there is none."""
         return {}
 
+    def warnings(self, server: Tree) -> dict[str, str]:
+        """What a user should know about the server's state: a word for the matter, and a sentence. Looked at in
+        evaluated rounds; each matter is said once in a run."""
+        return {}
+
     # pieces of a client's program --------------------------------------------------------------------
     @property
     def opt(self) -> SGD:

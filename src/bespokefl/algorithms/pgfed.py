@@ -16,6 +16,9 @@ there is none, and training is FedAvg's. What is scored is theta_i, the client's
   motivation, eq. (4)). For that the others' samples go to client i, so it is no federation, and O(N^2) work.
 * Beyond the paper: alpha is projected on alpha >= 0 after every step, as in the authors' code; the recursion of
   eq. (15) starts with the first auxiliary gradient that a client gets, unchanged, as in their code.
+* Nothing in the paper keeps alpha from growing, and a row that has grown drowns the client's own risk: a warning says
+  so, and ``alpha_cap`` (of every alpha_ij) or ``alpha_rows="bounded"`` (their sum over j is at most its initial 1)
+  prevent it.
 * Unlike the authors' code: alpha moves after theta, as in Algorithm 1 (``alpha_order="code"`` for theirs); the closing
   gradient is exact and in evaluation mode (``grad_pass="code"``: shuffled, train mode, without the last incomplete
   batch; normalisation statistics of that pass are not kept); their beta was never in effect, because the name that
@@ -36,6 +39,8 @@ from bespokefl.errors import InputError
 from bespokefl.program import Batches, Down, Phase, Program, ordered
 from bespokefl.task import Batch, Task
 from bespokefl.trees import Model, Tree, add, axpy, combine, dot, mean, scale, tree_map, where, zeros
+
+HEAVY = 1.0  # mu sum_j alpha_ij from which the others count more than the client itself; it starts at mu
 
 
 class Server(NamedTuple):
@@ -81,6 +86,8 @@ class PGFed(Algorithm):
     grad_pass: Literal["exact", "code"] = hyper(
         "exact", "the closing gradient: of all samples in evaluation mode, or as in the authors' code"
     )
+    alpha_cap: float | None = hyper(None, "the largest alpha_ij; nothing: no bound, as in the paper", above=0)
+    alpha_rows: Literal["free", "bounded"] = hyper("free", "the sum over j of alpha_ij: as it comes, or at most 1")
     taylor: bool = hyper(True, "f_j of eq. (5) by its tangent, eq. (8); false: itself, on client j's data")
 
     def init(self, task: Task, x0: Model, setup: Setup) -> Server:
@@ -114,6 +121,15 @@ class PGFed(Algorithm):
 
     def server_facts(self, server: Server) -> dict[str, Tensor]:
         return {"A": server.A}
+
+    def warnings(self, server: Server) -> dict[str, str]:
+        weight = self.mu * float(server.A[:, server.ids].sum(1).max())
+        if weight <= HEAVY:
+            return {}
+        return {
+            "alpha": f"a client's other risks weigh {weight:.1f} times its own (mu sum_j alpha_ij) and may drown it; "
+            'algorithm.alpha_cap or algorithm.alpha_rows = "bounded" prevents that, as does a smaller mu or eta2'
+        }
 
     # one client --------------------------------------------------------------------------------------
     @property
@@ -154,7 +170,12 @@ class PGFed(Algorithm):
         x, m = self.opt.step(c.x, add(p.grad, c.s), c.m)
         theta = task.params(x if self.alpha_order == "paper" else c.x)
         alpha = c.alpha - self.eta2 * (down.a + dot(down.g_bar, theta))
-        return c._replace(x=x | p.buffers, m=m, alpha=alpha.clamp(min=0))
+        return c._replace(x=x | p.buffers, m=m, alpha=self.allowed(alpha))
+
+    def allowed(self, alpha: Tensor) -> Tensor:
+        """Weights that are not negative and within the bounds that were set."""
+        alpha = alpha.clamp(min=0, max=self.alpha_cap)
+        return alpha if self.alpha_rows == "free" else alpha / alpha.sum().clamp(min=1)
 
     # the study of what the tangents cost -------------------------------------------------------------
     @property
@@ -171,7 +192,7 @@ class PGFed(Algorithm):
         q = task.grad(c.x, theirs, train=False, objective=lambda _, out, h: share @ task.per_sample(out, theirs.y))
         x, m = self.opt.step(c.x, axpy(self.mu, q.grad, p.grad), c.m)
         f = down.mean_of @ task.losses(x if self.alpha_order == "paper" else c.x, theirs)
-        return c._replace(x=x | p.buffers, m=m, alpha=(c.alpha - self.eta2 * self.mu * f).clamp(min=0))
+        return c._replace(x=x | p.buffers, m=m, alpha=self.allowed(c.alpha - self.eta2 * self.mu * f))
 
     def enter_closing(self, task: Task, down: Down, c: Training) -> FullPass:
         return FullPass(c, zeros(task.params(c.x)), torch.zeros(()), torch.zeros(()))
