@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bespokefl.algorithms import ALGORITHMS, Algorithm, AlgorithmSpec, description
+from bespokefl.algorithms.averaging import ModelAveraging
 from bespokefl.algorithms.hyper import HyperParameter, hyperparameters
 
 COMMAND = "python docs/make_methods.py"
@@ -20,6 +21,7 @@ PAPERS = {
     "LG-Mix": ("lg-mix",),
 }
 SHARED = {setting.name: setting for setting in hyperparameters(Algorithm)}
+AVERAGING = {s.name: s for s in hyperparameters(ModelAveraging) if s.name not in SHARED}
 TOP = """# Methods
 
 Every method that Bespoke knows by name, in the words of its own file, with its hyper-parameters.
@@ -31,6 +33,10 @@ This page is made from the code by `{command}`: change the docstrings, not the p
 ## Settings that all methods share
 
 {table}
+Methods whose server averages models have these too ([attacks](attacks.md) says what each rule computes):
+{averaging}.
+
+{rules}
 A method's own table follows its description. Where one of these has another default or another meaning, its section
 says so.
 """
@@ -47,7 +53,11 @@ def top() -> str:
     lists = [
         f"**{title}**\n\n" + "".join(index_line(ALGORITHMS[name]) for name in names) for title, names in groups.items()
     ]
-    return TOP.format(command=COMMAND, lists="\n".join(lists), table=table(SHARED.values()))
+    averaging = ", ".join(name for name, spec in ALGORITHMS.items() if issubclass(spec.cls, ModelAveraging))
+    rules = table(AVERAGING.values())
+    return TOP.format(
+        command=COMMAND, lists="\n".join(lists), table=table(SHARED.values()), averaging=averaging, rules=rules
+    )
 
 
 def index_line(spec: AlgorithmSpec) -> str:
@@ -66,7 +76,7 @@ def section(spec: AlgorithmSpec) -> str:
     first = first_of_file(spec)
     if first is not spec:
         parts.append(f"All else is [{first.name}](#{anchor(first.name)})'s.\n")
-    own = [h for h in spec.hyperparameters if h.name not in SHARED or says_more(h)]
+    own = [h for h in spec.hyperparameters if h.name not in SHARED | AVERAGING or says_more(h)]
     if own:
         parts.append(table(own))
     others = [f"`{h.name}` = {value(h.default)}" for h in spec.hyperparameters if has_other_default(h)]
@@ -84,7 +94,7 @@ def first_of_file(spec: AlgorithmSpec) -> AlgorithmSpec:
 
 def says_more(setting: HyperParameter) -> bool:
     """Whether a shared setting means something else in this method, or has another range."""
-    shared = SHARED[setting.name]
+    shared = (SHARED | AVERAGING)[setting.name]
     return (setting.meaning, setting.allowed) != (shared.meaning, shared.allowed)
 
 

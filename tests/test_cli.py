@@ -185,7 +185,8 @@ def test_list_says_defaults() -> None:
     ditto = next(
         entry for entry in json.loads(bespoke("list", "algorithms", "--json").output) if entry["name"] == "ditto"
     )
-    assert ditto["options"].keys() == {"lam"} and "lr" in ditto["training"]
+    averages = {"aggregation", "trim", "krum_f", "krum_keep", "clip_norm"}
+    assert ditto["options"].keys() == {"lam", *averages} and "lr" in ditto["training"]
     assert "alpha=0.3" in bespoke("list", "partitions").output
 
 

@@ -9,6 +9,7 @@ import torch
 
 from bespokefl import models
 from bespokefl.algorithms import Algorithm, build_algorithm
+from bespokefl.attacks import Attack
 from bespokefl.config import AlgorithmChoice, Document, Experiment
 from bespokefl.data import PARTITIONS, SOURCES, FederatedData, load
 from bespokefl.data.options import option_names, parse_options
@@ -81,11 +82,13 @@ def make_federation(experiment: Experiment, kit: Kit, seed: int, data: Federated
         seed=seed,
         participation=experiment.train.participation,
         initial=make_task(experiment, seed, data).initial,
+        attack=Attack(**experiment.attack.model_dump()),
     )
 
 
 def resolved(experiment: Experiment, choice: AlgorithmChoice, seed: int, data: FederatedData, task: Task) -> Document:
     """The configuration of one run with every default filled in: running it again repeats the run."""
+    attack = {} if experiment.attack.kind == "none" else {"attack": experiment.attack.model_dump()}
     return {
         "seeds": [seed],
         "algorithm": {"name": choice.name, "label": choice.label} | _hyper(experiment, choice),
@@ -96,6 +99,7 @@ def resolved(experiment: Experiment, choice: AlgorithmChoice, seed: int, data: F
         "engine": experiment.engine.model_dump(),
         "checkpoint": experiment.checkpoint.model_dump(),
         "output": experiment.output.model_dump(),
+        **attack,
     }
 
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bespokefl import trees
+from bespokefl.attacks import Attacker
 from bespokefl.engines.base import Engine, Job, Resident, Result, Splits
 from bespokefl.errors import RunError
 from bespokefl.program import Program, Rows
@@ -28,6 +29,7 @@ class Ledger:
     bytes_up: int = 0
     samples_computed: int = 0
     samples_useful: int = 0
+    exchanges: int = 0
     failed: dict[int, str] = field(default_factory=dict)
 
 
@@ -42,6 +44,7 @@ class Site:
     engine: Engine
     states: ClientStates
     seed: int
+    attacker: Attacker | None = None
 
 
 class Cohort:
@@ -88,9 +91,12 @@ class Cohort:
         per_client: Mapping[str, Tree] | None = None,
         *,
         write: bool = True,
+        held: Mapping[str, Tree] | None = None,
     ) -> "Uploads":
         """One exchange: ``shared`` goes to all, ``per_client`` holds a row each; new states are kept if ``write``.
 
+        ``held`` is what uploaded models started from where that is no download of this exchange (a row per client of
+        the federation): for attacks, which change models relative to it.
         Clients that are silent, whose program fails, or who answer something that is not finite are left out: their
         state stays as it was, and the ledger says why. Raises RunError if nobody is left.
         """
@@ -101,6 +107,10 @@ class Cohort:
             asked = asked[[int(c) not in self.silent for c in self.ids]]
             job = job.select(asked)
         result = self.site.engine.run(job) if len(asked) else Result(asked, {}, {}, {})
+        if self.site.attacker is not None:
+            uploads = self.site.attacker.received(job, result, held or {}, self.ledger.exchanges)
+            result = result._replace(uploads=uploads)
+        self.ledger.exchanges += 1
         good = self._usable(result, job.clients)
         rows = asked[result.positions][good]
         uploads, states = _choose((result.uploads, result.states), good, len(result.positions))

@@ -89,6 +89,16 @@ class TuneSection(Section):
     prune: bool = False  # end a trial that stays below the median of those before it
 
 
+class AttackSection(Section):
+    """What malicious clients do to the federation."""
+
+    kind: Literal["none", "noise", "scale", "labels", "signs"] = "none"
+    share: Annotated[float, Field(gt=0, lt=1)] = 0.1  # of the clients, drawn once per seed
+    sigma: Annotated[float, Field(gt=0)] = 1.0  # noise: standard deviation
+    factor: float = 100.0  # scale: of the update
+    clients: Annotated[list[Seed], Field(min_length=1)] | None = None  # ids instead of a share
+
+
 class PaperSection(Section):
     """What a paper reports, for `bespoke reproduce`."""
 
@@ -146,6 +156,7 @@ class Experiment:
     engine: EngineSection
     checkpoint: CheckpointSection
     output: OutputSection
+    attack: AttackSection
     tune: TuneSection
     paper: PaperSection
     origin: Origin
@@ -159,6 +170,7 @@ SECTIONS: dict[str, type[Section]] = {
     "engine": EngineSection,
     "checkpoint": CheckpointSection,
     "output": OutputSection,
+    "attack": AttackSection,
     "tune": TuneSection,
     "paper": PaperSection,
 }

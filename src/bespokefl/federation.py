@@ -13,6 +13,7 @@ from torch import nn
 
 from bespokefl import trees
 from bespokefl.algorithms.base import Algorithm, Setup
+from bespokefl.attacks import Attack, Attacker
 from bespokefl.cohort import Cohort, Ledger, Site
 from bespokefl.data.federated import FederatedData
 from bespokefl.engines import Engine, build_engine
@@ -91,6 +92,7 @@ class Federation:
         initial: the common initial model; default: the one the module came with.
         schedule: who takes part, round by round (a sequence, or a function of the 0-based round); default: uniform
             samples from a stream that only the seed and the round determine.
+        attack: what malicious clients do; they take part like all others and are not scored.
     """
 
     def __init__(
@@ -105,10 +107,15 @@ class Federation:
         clients_per_round: int | None = None,
         initial: Model | None = None,
         schedule: Schedule | None = None,
+        attack: Attack | None = None,
     ) -> None:
         self.engine = build_engine(engine) if isinstance(engine, str) else engine
         dtype = data.x.dtype if data.x.is_floating_point() else torch.float32
         self.task = (model if isinstance(model, Task) else Task(model, dtype=dtype)).to(self.engine.device)
+        self.attack = attack or Attack()
+        self.malicious = self.attack.malicious(data.clients, seed)
+        self.honest = np.setdiff1d(np.arange(data.clients), self.malicious)
+        data = self.attack.poisoned(data, self.malicious)
         self.data, self.algorithm, self.seed = data, algorithm, seed
         self.cohort_size = _cohort_size(data.clients, participation, clients_per_round)
         self.schedule = schedule
@@ -120,7 +127,9 @@ class Federation:
             self.server: Tree = algorithm.init(self.task, x0, setup)
             states = ClientStates(algorithm.init_client(self.task, x0))
         resident = Resident(data, self.engine.device, self.task.dtype)
-        self.site = Site(self.task, resident, data.splits, data.sizes("train"), self.engine, states, seed)
+        self.site = Site(
+            self.task, resident, data.splits, data.sizes("train"), self.engine, states, seed, self._attacker()
+        )
 
     # rounds ------------------------------------------------------------------------------------------
     def round(self, clients: Iterable[int] | None = None, silent: Collection[int] = ()) -> RoundRecord:
@@ -201,6 +210,7 @@ class Federation:
     ) -> Evaluation:
         """Scores the personal (or the global) model of every client on its own split. Reads, never writes.
 
+        Unless ``clients`` names them, malicious clients are left out: NaN, of 0 samples.
         ``rows`` scores client i on the given sample rows instead (one array per client of the federation).
         """
         if model not in ("personal", "global"):
@@ -208,11 +218,12 @@ class Federation:
         split = split if rows is None else "given rows"  # a program that trains on ``split`` still gets its own
         splits = {split: self.data.splits[split] if rows is None else rows}
         parts = []
-        for cohort in self._cohorts(clients):
+        for cohort in self._cohorts(self.honest.tolist() if clients is None else clients):
             call = self._personal(cohort) if model == "personal" else self._global()
             found, tally = self._read(self._scored(call, split, model), cohort, splits)
             parts.append(_evaluation(cohort.ids, found, tally, self.task.classifies))
-        return Evaluation(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
+        scores = Evaluation(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
+        return scores if clients is not None else _of_all(scores, self.data.clients)
 
     def facts(self) -> dict[str, NDArray[Any]]:
         """What the algorithm shows of its state: arrays of the server, and of the clients stacked by id."""
@@ -285,6 +296,11 @@ class Federation:
             raise InputError(f"initial has the tensors {seen}; the model's are {wanted}")
         return {k: given[k].detach().to(v) for k, v in mine.items()}
 
+    def _attacker(self) -> Attacker | None:
+        if not self.attack.replaces_uploads:
+            return None
+        return Attacker(self.attack, self.malicious, self.algorithm.sends, self.task.buffer_names, self.seed)
+
     def _clock(self) -> float:
         if self.engine.device.type == "cuda":
             torch.cuda.synchronize(self.engine.device)
@@ -312,3 +328,12 @@ def _evaluation(ids: Rows, found: Rows, tally: dict[str, Tree], classifies: bool
             if classifies:
                 accuracy[found] = tally["hits"].cpu().numpy() / n[found]
     return Evaluation(ids, n.astype(np.int64), accuracy, loss)
+
+
+def _of_all(found: Evaluation, clients: int) -> Evaluation:
+    """The same with an entry for every client: NaN for those that were not scored."""
+    if len(found.clients) == clients:
+        return found
+    n, accuracy, loss = np.zeros(clients, dtype=np.int64), np.full(clients, np.nan), np.full(clients, np.nan)
+    n[found.clients], accuracy[found.clients], loss[found.clients] = found.n, found.accuracy, found.loss
+    return Evaluation(np.arange(clients), n, accuracy, loss)

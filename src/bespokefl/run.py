@@ -176,7 +176,13 @@ class Run:
 
     def _who(self) -> dict[str, Any]:
         data = self.federation.data
-        return {"name": data.client_names, **{f"n_{split}": data.sizes(split) for split in ("train", "test", "val")}}
+        sizes = {f"n_{split}": data.sizes(split) for split in ("train", "test", "val")}
+        return {"name": data.client_names, **sizes, **self._malicious_column()}
+
+    def _malicious_column(self) -> dict[str, Any]:
+        """Only where there is an attack."""
+        fed = self.federation
+        return {"malicious": (~np.isin(range(fed.data.clients), fed.honest)).astype(int)} if len(fed.malicious) else {}
 
     def _clients(self, score: Score, log: files.RoundLog) -> dict[str, Any]:
         data = self.federation.data
@@ -195,6 +201,7 @@ class Run:
             "rounds_asked": asked,
             "rounds_failed": failed,
             "name": data.client_names,
+            **self._malicious_column(),
         }
 
     def _summary(self, score: Score, log: files.RoundLog) -> dict[str, Any]:
@@ -222,13 +229,20 @@ class Run:
             "label": plan.label,
             "selected_round": score.round,
             "model": getattr(fed.algorithm, "personal", "own"),
-            "scored": f"personal models of all {fed.data.clients} clients, round {score.round}, test split",
+            "scored": f"personal models of {self._who_is_scored()}, round {score.round}, test split",
             "n_clients": fed.data.clients,
-            "clients_without_test": figures["left_out"],
+            "clients_without_test": figures["left_out"] - len(fed.malicious),
             "clients_failed": sum(len(line["failed"]) for line in log.lines),
             "waste": float(log.total("waste")) / len(log.lines),
             "s_fraction": plan.eval.s_fraction,
+            **({"attack": fed.attack.kind, "malicious": fed.malicious.tolist()} if len(fed.malicious) else {}),
         }
+
+    def _who_is_scored(self) -> str:
+        fed = self.federation
+        if not len(fed.malicious):
+            return f"all {fed.data.clients} clients"
+        return f"the {len(fed.honest)} honest clients (attack by the other {len(fed.malicious)}: {fed.attack.kind})"
 
     def _write_personal_models(self, folder: Path) -> None:
         """The models of the last round, a file per client; some at a time, since all may not fit into memory."""

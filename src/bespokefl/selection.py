@@ -34,7 +34,7 @@ class Score:
     loss: Floats
     global_accuracy: Floats  # of the global model on the same data
     s_accuracy: Floats  # of the personal model on its own and some other clients' test data
-    g_accuracy: Floats  # of the personal model on all clients' test data
+    g_accuracy: Floats  # of the personal model on all (honest) clients' test data
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """For a checkpoint, bit for bit."""
@@ -72,7 +72,8 @@ class Selection:
     def _measure(self, round_: int, criterion: float, test: Evaluation) -> Score:
         fed = self._federation
         unmeasured = np.full(len(test.accuracy), np.nan)
-        own = fed.data.splits["test"]
+        none = np.empty(0, dtype=np.int64)
+        own = [rows if client in fed.honest else none for client, rows in enumerate(fed.data.splits["test"])]
         return Score(
             round=round_,
             criterion=criterion,

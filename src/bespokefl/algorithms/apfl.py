@@ -20,6 +20,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from bespokefl.algorithms.averaging import ModelAveraging
 from bespokefl.algorithms.base import OneModel
 from bespokefl.algorithms.hyper import hyper
 from bespokefl.cohort import Cohort
@@ -27,7 +28,7 @@ from bespokefl.program import Call, Down, Phase, Program
 from bespokefl.proximal import part_way
 from bespokefl.scoring import hand_over
 from bespokefl.task import Batch, Task
-from bespokefl.trees import Model, Tree, dot, mean, scale, sub
+from bespokefl.trees import Model, Tree, dot, scale, sub
 
 
 class Kept(NamedTuple):
@@ -47,9 +48,10 @@ class Both(NamedTuple):
 
 
 @dataclass(frozen=True)
-class APFL(OneModel):
+class APFL(ModelAveraging, OneModel):
     name: ClassVar[str] = "apfl"
     paper: ClassVar[str] = "Deng et al., Adaptive Personalized Federated Learning, arXiv 2020"
+    sends: ClassVar = {"w": "w"}
 
     alpha0: float = hyper(0.5, "alpha: share of a client's own model; where it starts if adaptive", low=0, high=1)
     adaptive: bool = hyper(True, "whether clients learn their alpha, eq. (10)")
@@ -61,7 +63,7 @@ class APFL(OneModel):
 
     def round(self, server: Tree, cohort: Cohort) -> Tree:
         up = cohort.run(self.train, shared={"w": server["w"]})
-        return {"w": mean(up.w, up.weights(self.weights))}
+        return {"w": self.average(up.w, server["w"], up.weights(self.weights))}
 
     def client_facts(self, task: Task, server: Tree, kept: Kept) -> dict[str, Tensor]:
         return {"alpha": kept.alpha}

@@ -1,6 +1,7 @@
 """What every algorithm is: hyper-parameters, a server's round, and the programs of one client."""
 
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import ClassVar, Literal, NamedTuple
 
@@ -41,6 +42,9 @@ class Algorithm:
 
     name: ClassVar[str]
     paper: ClassVar[str]
+    # The uploads that hold parameters, which attacks replace: by name, what a model started from (a download of the
+    # exchange, or an entry of its ``held``), or None for an update, such as a gradient.
+    sends: ClassVar[Mapping[str, str | None]] = {}
 
     lr: float = hyper(0.1, "eta: step size of local SGD", low=0)
     momentum: float = hyper(0.0, "momentum of local SGD", low=0, below=1)

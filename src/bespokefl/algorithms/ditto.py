@@ -8,13 +8,14 @@ As in the authors' code both updates of a step share the batch, and the global a
 from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple
 
+from bespokefl.algorithms.averaging import ModelAveraging
 from bespokefl.algorithms.base import OneModel
 from bespokefl.algorithms.hyper import hyper
 from bespokefl.cohort import Cohort
 from bespokefl.program import Down, Phase, Program
 from bespokefl.proximal import pulled
 from bespokefl.task import Batch, Task
-from bespokefl.trees import Model, Tree, mean
+from bespokefl.trees import Model, Tree
 
 
 class Kept(NamedTuple):
@@ -31,9 +32,10 @@ class Two(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Ditto(OneModel):
+class Ditto(ModelAveraging, OneModel):
     name: ClassVar[str] = "ditto"
     paper: ClassVar[str] = "Li et al., Ditto: Fair and Robust Federated Learning Through Personalization, ICML 2021"
+    sends: ClassVar = {"x": "w"}
 
     lam: float = hyper(1.0, "lambda: pull of the personal model towards the global one, eq. (1)", low=0)
     weights: Literal["sample", "uniform"] = hyper("uniform", "p_i: aggregation by samples (n_i) or all clients alike")
@@ -44,7 +46,7 @@ class Ditto(OneModel):
 
     def round(self, server: Tree, cohort: Cohort) -> Tree:
         up = cohort.run(self.train, shared={"w": server["w"]})
-        return {"w": mean(up.x, up.weights(self.weights))}
+        return {"w": self.average(up.x, server["w"], up.weights(self.weights))}
 
     # one client --------------------------------------------------------------------------------------
     @property

@@ -43,6 +43,7 @@ from bespokefl.trees import Model, Tree, combine, repeat, tree_map
 class FedAMP(Algorithm):
     name: ClassVar[str] = "fedamp"
     paper: ClassVar[str] = "Huang et al., Personalized Cross-Silo Federated Learning on Non-IID Data, AAAI 2021"
+    sends: ClassVar = {"w": "u"}
 
     alpha: float = hyper(1.0, "alpha_k: step size of the attraction", above=0)
     sigma: float = hyper(1.0, "sigma: scale of A, in squared distance", above=0)

@@ -17,13 +17,14 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from bespokefl.algorithms.averaging import ModelAveraging
 from bespokefl.algorithms.base import OneModel, Training
 from bespokefl.algorithms.hyper import hyper
 from bespokefl.cohort import Cohort
 from bespokefl.program import Batches, Call, Down, Phase, Program
 from bespokefl.scoring import GLOBAL_MODEL, hand_over
 from bespokefl.task import Batch, Pass, Task
-from bespokefl.trees import Model, Tree, mean, where
+from bespokefl.trees import Model, Tree, where
 
 
 class Kept(NamedTuple):
@@ -35,9 +36,10 @@ class Kept(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FedAvg(OneModel):
-    name: ClassVar[str] = "fedavg"
-    paper: ClassVar[str] = "McMahan et al., Communication-Efficient Learning of Deep Networks, AISTATS 2017"
+class LocalSGD(OneModel):
+    """FedAvg's clients: each trains from w and sends the result; what the server makes of it is a method's matter."""
+
+    sends: ClassVar = {"x": "w"}
 
     personal: Literal["local_before_agg", "global", "finetune"] = hyper(
         "local_before_agg", "which model a client is scored with"
@@ -46,10 +48,6 @@ class FedAvg(OneModel):
 
     def init_client(self, task: Task, x0: Model) -> Kept:
         return self._kept(x0, self.opt.init(task.params(x0)), torch.zeros(()))
-
-    def round(self, server: Tree, cohort: Cohort) -> Tree:
-        up = cohort.run(self.train, shared={"w": server["w"]})
-        return {"w": mean(up.x, up.weights(self.weights))}
 
     def personal_model(self, server: Tree, cohort: Cohort) -> Call:
         program = {"local_before_agg": self.last_trained, "global": GLOBAL_MODEL, "finetune": self.tuned}[self.personal]
@@ -95,3 +93,13 @@ class FedAvg(OneModel):
 
     def tuned_model(self, task: Task, down: Down, c: Training) -> tuple[dict[str, Tree], Tree]:
         return {"model": c.x}, {}
+
+
+@dataclass(frozen=True)
+class FedAvg(ModelAveraging, LocalSGD):
+    name: ClassVar[str] = "fedavg"
+    paper: ClassVar[str] = "McMahan et al., Communication-Efficient Learning of Deep Networks, AISTATS 2017"
+
+    def round(self, server: Tree, cohort: Cohort) -> Tree:
+        up = cohort.run(self.train, shared={"w": server["w"]})
+        return {"w": self.average(up.x, server["w"], up.weights(self.weights))}

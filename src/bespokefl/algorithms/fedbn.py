@@ -13,6 +13,7 @@ of its own before its score means much. The server has no model.
 from dataclasses import dataclass
 from typing import ClassVar
 
+from bespokefl.algorithms.averaging import ModelAveraging
 from bespokefl.algorithms.base import Setup
 from bespokefl.algorithms.fedper import PartialSharing
 from bespokefl.errors import InputError
@@ -30,6 +31,7 @@ class FedBN(PartialSharing):
         return task.norm_names
 
     def check(self, task: Task, setup: Setup) -> None:
+        ModelAveraging.check(self, task, setup)  # not that of PartialSharing: a model may be a head alone
         if not self.shared_params(task):
             raise InputError(
                 "algorithm.name = 'fedbn': all trained layers of the model are normalisations, so there is nothing to "

@@ -16,7 +16,7 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 
 from bespokefl.algorithms.base import Setup, Training
-from bespokefl.algorithms.fedavg import FedAvg, Kept
+from bespokefl.algorithms.fedavg import Kept, LocalSGD
 from bespokefl.algorithms.hyper import hyper
 from bespokefl.cohort import Cohort
 from bespokefl.program import Down
@@ -38,7 +38,7 @@ class Corrected(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FedDyn(FedAvg):
+class FedDyn(LocalSGD):
     name: ClassVar[str] = "feddyn"
     paper: ClassVar[str] = "Acar et al., Federated Learning Based on Dynamic Regularization, ICLR 2021"
 

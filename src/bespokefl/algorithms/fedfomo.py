@@ -62,6 +62,7 @@ class Mixed(NamedTuple):
 class FedFomo(Algorithm):
     name: ClassVar[str] = "fedfomo"
     paper: ClassVar[str] = "Zhang et al., Personalized FL with First Order Model Optimization, ICLR 2021"
+    sends: ClassVar = {"theta": "own"}
 
     M: int = hyper(5, "M: models that a client is sent", low=1)
     explore: float = hyper(0.3, "epsilon: probability that these are random, in the first round", low=0, high=1)
@@ -84,9 +85,9 @@ class FedFomo(Algorithm):
         chosen = self.choose(server, cohort)
         if chosen.shape[1]:
             others = tree_map(lambda v: v[chosen.to(v.device)], server.models)
-            up = cohort.run(self.train(server.split), per_client={"others": others})
+            up = cohort.run(self.train(server.split), per_client={"others": others}, held={"own": server.models})
         else:
-            up = cohort.run(self.alone)
+            up = cohort.run(self.alone, held={"own": server.models})
         i = torch.as_tensor(up.ids, device=server.P.device)
         j = up.align(chosen).to(i.device)
         return Server(

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from bespokefl.algorithms.base import Setup, Training
-from bespokefl.algorithms.fedavg import FedAvg, Kept
+from bespokefl.algorithms.fedavg import Kept, LocalSGD
 from bespokefl.algorithms.hyper import hyper
 from bespokefl.cohort import Cohort
 from bespokefl.descent import STATIONARY, lengths, weighted_sum
@@ -54,7 +54,7 @@ class Work(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FedFV(FedAvg):
+class FedFV(LocalSGD):
     name: ClassVar[str] = "fedfv"
     paper: ClassVar[str] = "Wang et al., Federated Learning with Fair Averaging, IJCAI 2021"
 

@@ -13,6 +13,7 @@ client's model is its own after training, as in FedAvg; with lam = gamma = 0 it 
 * ``distance="l2"`` is the paper's D, a norm that is not squared; "kl" the authors' code, KL(Q^j || softmax(...)).
 * The authors' server overwrites an entry client by client, so that the last one stays: ``knowledge="last"``.
 * The authors train with Adam (1e-3, batches of 64, E = 5) and clip gradients; here it is SGD, and ``clip`` is off.
+* ``aggregation`` is that of the models; H^j and Q^j are averaged as above.
 * A class that nobody had in a round keeps its entry. An absent class is uploaded as zeros with a count of 0.
 * The knowledge is collected in one more pass, in evaluation mode; the head runs on H^j in evaluation mode too.
 """
@@ -31,7 +32,7 @@ from bespokefl.cohort import Cohort
 from bespokefl.keyed import keyed_normal
 from bespokefl.program import Call, Down, Phase, Program, ordered
 from bespokefl.task import Batch, Pass, Task
-from bespokefl.trees import Model, Tree, clipped, mean
+from bespokefl.trees import Model, Tree, clipped
 
 
 class Collected(NamedTuple):
@@ -64,6 +65,7 @@ class FedHKD(FedAvg):
     weights: Literal["sample", "uniform"] = hyper("uniform", "p_i: aggregation by samples (n_i) or all clients alike")
 
     def check(self, task: Task, setup: Setup) -> None:
+        super().check(task, setup)
         task.head_sizes(self.name)
 
     def init(self, task: Task, x0: Model, setup: Setup) -> Tree:
@@ -79,7 +81,7 @@ class FedHKD(FedAvg):
         known = {k: (share * v).sum(0).to(v.dtype) for k, v in (("H", up.H), ("Q", up.Q))}
         if server["known"]:
             known = {k: torch.where(total[:, None] > 0, v, server["known"][k]) for k, v in known.items()}
-        return {"w": mean(up.x, up.weights(self.weights)), "known": known}
+        return {"w": self.average(up.x, server["w"], up.weights(self.weights)), "known": known}
 
     def personal_model(self, server: Tree, cohort: Cohort) -> Call:
         return super().personal_model(server, cohort)._replace(shared=server)

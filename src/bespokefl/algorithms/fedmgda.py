@@ -20,7 +20,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from bespokefl.algorithms.fedavg import FedAvg
+from bespokefl.algorithms.fedavg import LocalSGD
 from bespokefl.algorithms.hyper import hyper
 from bespokefl.cohort import Cohort
 from bespokefl.descent import weighted_sum
@@ -29,7 +29,7 @@ from bespokefl.trees import Model, Tree, drop, mean, shift, sub
 
 
 @dataclass(frozen=True)
-class FedMGDAPlus(FedAvg):
+class FedMGDAPlus(LocalSGD):
     name: ClassVar[str] = "fedmgda+"
     paper: ClassVar[str] = "Hu et al., Federated Learning Meets Multi-Objective Optimization, IEEE TNSE 2022"
 

@@ -15,7 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-from bespokefl.algorithms.base import Algorithm, Setup, Training
+from bespokefl.algorithms.averaging import ModelAveraging
+from bespokefl.algorithms.base import Setup, Training
 from bespokefl.algorithms.hyper import hyper
 from bespokefl.cohort import Cohort
 from bespokefl.errors import InputError
@@ -23,7 +24,7 @@ from bespokefl.program import Batches, Call, Down, Phase, Program, shuffled
 from bespokefl.scoring import hand_over
 from bespokefl.sharpness import layers_of
 from bespokefl.task import Batch, Pass, Task
-from bespokefl.trees import Model, Tree, drop, mean, pick
+from bespokefl.trees import Model, Tree, drop, pick
 
 
 class Kept(NamedTuple):
@@ -32,13 +33,15 @@ class Kept(NamedTuple):
 
 
 @dataclass(frozen=True)
-class PartialSharing(Algorithm):
+class PartialSharing(ModelAveraging):
     """The server holds the shared part phi, client i its private part v_i; its model is both.
 
     A method says what is ``private`` and gives the ``phases`` of a client's round. One tree holds the momentum of all
     parameters: a phase or pass that moves some names only is an optimiser of its own for them. A method that remembers
     more has state and carry of its own, with the fields v and m, and x and m.
     """
+
+    sends: ClassVar = {"phi": "phi"}
 
     def private(self, task: Task) -> list[str]:
         """The tensors that stay with their client, running statistics included."""
@@ -49,6 +52,7 @@ class PartialSharing(Algorithm):
         return (Phase(self.joint_step, self.epochs),)
 
     def check(self, task: Task, setup: Setup) -> None:
+        super().check(task, setup)
         if not task.body:
             raise InputError(
                 f"algorithm.name = '{self.name}': the model has no trained layer before its head '{task.head_name}', "
@@ -64,7 +68,7 @@ class PartialSharing(Algorithm):
 
     def round(self, server: Tree, cohort: Cohort) -> Tree:
         up = cohort.run(self.train, shared={"phi": server["phi"]})
-        return server | {"phi": mean(up.phi, up.weights(self.weights))}
+        return server | {"phi": self.average(up.phi, server["phi"], up.weights(self.weights))}
 
     def personal_model(self, server: Tree, cohort: Cohort) -> Call:
         return Call(Program(self.joined, (), hand_over), {"phi": server["phi"]})

@@ -90,6 +90,7 @@ class Server(NamedTuple):
 class FedPG(Algorithm):
     name: ClassVar[str] = "fedpg"
     paper: ClassVar[str] = "Preserving Global Performance in Personalized Federated Learning, ICCV 2023 submission"
+    sends: ClassVar = {"g": None}
 
     lr: float = hyper(0.1, "eta: step size of the server and of local SGD", above=0)
     decay: float = hyper(0.999, "eta_t = eta decay^t", above=0, high=1)

@@ -22,13 +22,14 @@ import torch
 from torch import Tensor
 from torch.func import grad
 
+from bespokefl.algorithms.averaging import ModelAveraging
 from bespokefl.algorithms.base import OneModel, Setup
 from bespokefl.algorithms.hyper import hyper
 from bespokefl.cohort import Cohort
 from bespokefl.hypernetwork import HyperNetwork, generate, initial_parameters
 from bespokefl.program import Call, Down, Phase, Program, ordered
 from bespokefl.task import Batch, Task
-from bespokefl.trees import Model, Tree, mean, pick, rows
+from bespokefl.trees import Model, Tree, pick, rows
 
 PERSONAL = "personal."  # before the names of the personal head in a client's model
 FEWEST = 1e-12  # samples of a class that a client lacks
@@ -49,16 +50,18 @@ class Two(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FedRoD(OneModel):
+class FedRoD(ModelAveraging, OneModel):
     name: ClassVar[str] = "fedrod"
     paper: ClassVar[str] = (
         "Chen and Chao, On Bridging Generic and Personalized Federated Learning for Image Classification, ICLR 2022"
     )
+    sends: ClassVar = {"w": "w", "nu": "nu"}
 
     head: Literal["linear", "hyper"] = hyper("linear", "h_i^P: a head of the client's own, or written from its labels")
     width: int = hyper(16, 'width of the hypernetwork\'s layers (head="hyper")', low=1)
 
     def check(self, task: Task, setup: Setup) -> None:
+        super().check(task, setup)
         task.head_sizes(self.name)
 
     def init(self, task: Task, x0: Model, setup: Setup) -> Tree:
@@ -76,7 +79,7 @@ class FedRoD(OneModel):
 
     def round(self, server: Tree, cohort: Cohort) -> Tree:
         up = cohort.run(self.train, shared=server)
-        return mean({"w": up.w, "nu": up.nu}, up.weights(self.weights))
+        return self.average({"w": up.w, "nu": up.nu}, server, up.weights(self.weights))
 
     def personal_model(self, server: Tree, cohort: Cohort) -> Call:
         counting = (self.counting,) if self.head == "hyper" else ()

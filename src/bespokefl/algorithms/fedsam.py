@@ -20,7 +20,7 @@ from bespokefl.program import Down
 from bespokefl.proximal import server_step
 from bespokefl.sharpness import equal_scores, layers_of, lwsam
 from bespokefl.task import Batch, Pass, Task
-from bespokefl.trees import Model, Tree, mean, shift
+from bespokefl.trees import Model, Tree, shift
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class FedSAM(FedAvg):
 
     def round(self, server: Tree, cohort: Cohort) -> Tree:
         up = cohort.run(self.train, shared={"w": server["w"]})
-        average = mean(up.x, up.weights(self.weights))
+        average = self.average(up.x, server["w"], up.weights(self.weights))
         return {"w": server_step(cohort.site.task, server["w"], self.eta_g, average)}
 
     # one client --------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from bespokefl.algorithms.hyper import hyper
 from bespokefl.cohort import Cohort
 from bespokefl.program import Down
 from bespokefl.task import Pass, Task
-from bespokefl.trees import Model, Tree, mean, pick
+from bespokefl.trees import Model, Tree, pick
 
 
 class Kept(NamedTuple):
@@ -63,7 +63,7 @@ class FedSim(PartialSharing):
     def round(self, server: Tree, cohort: Cohort) -> Tree:
         u = server["phi"]
         up = cohort.run(self.train, shared={"phi": u})
-        average: Model = mean(up.phi, self.shares(up.cohort))
+        average: Model = self.average(up.phi, u, self.shares(up.cohort))
         params = self.shared_params(cohort.site.task)
         return {"phi": average | {k: (1 - self.eta_g) * u[k] + self.eta_g * average[k] for k in params}}
 

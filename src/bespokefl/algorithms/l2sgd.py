@@ -21,14 +21,15 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import ClassVar, Literal, NamedTuple
 
-from bespokefl.algorithms.base import Algorithm, Setup, Training
+from bespokefl.algorithms.averaging import ModelAveraging
+from bespokefl.algorithms.base import Setup, Training
 from bespokefl.algorithms.hyper import hyper
 from bespokefl.cohort import Cohort
 from bespokefl.program import Batches, Down, Phase, Program, shuffled
 from bespokefl.proximal import part_way
 from bespokefl.rng import stream
 from bespokefl.task import Batch, Task
-from bespokefl.trees import Model, Tree, mean
+from bespokefl.trees import Model, Tree, repeat
 
 
 class Stretch(NamedTuple):
@@ -39,9 +40,10 @@ class Stretch(NamedTuple):
 
 
 @dataclass(frozen=True)
-class L2SGD(Algorithm):
+class L2SGD(ModelAveraging):
     name: ClassVar[str] = "l2sgd"
     paper: ClassVar[str] = "Hanzely and Richtarik, Federated Learning of a Mixture of Global and Local Models, 2020"
+    sends: ClassVar = {"x": "x_bar"}
 
     kappa: float = hyper(0.5, "kappa = a lambda / (N p): the part of the way to the mean that is taken", low=0, high=1)
     form: Literal["round", "coin"] = hyper("round", "local epochs and one step to the mean, or steps by coins")
@@ -61,8 +63,8 @@ class L2SGD(Algorithm):
             if not stretch.heads:
                 cohort.run(self.train(stretch)._replace(finish=self.stay))
                 break
-            up = cohort.run(self.train(stretch))
-            x_bar = mean(up.x, up.weights(self.weights))
+            up = cohort.run(self.train(stretch), held={"x_bar": repeat(x_bar, len(cohort.everyone()))})
+            x_bar = self.average(up.x, x_bar, up.weights(self.weights))
             cohort = up.cohort.run(self.approach(stretch), shared={"x_bar": x_bar}).cohort
         return {"x_bar": x_bar}
 

@@ -29,13 +29,14 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from bespokefl.algorithms.base import Algorithm, Setup
+from bespokefl.algorithms.averaging import ModelAveraging
+from bespokefl.algorithms.base import Setup
 from bespokefl.algorithms.hyper import hyper
 from bespokefl.cohort import Cohort
 from bespokefl.errors import InputError
 from bespokefl.program import Down, Phase, Program
 from bespokefl.task import Batch, Task
-from bespokefl.trees import Model, Tree, add, mean, scale, sub, tree_map, zeros
+from bespokefl.trees import Model, Tree, add, scale, sub, tree_map, zeros
 
 
 class Server(NamedTuple):
@@ -73,11 +74,12 @@ class Training(NamedTuple):
 
 
 @dataclass(frozen=True)
-class LGMix(Algorithm):
+class LGMix(ModelAveraging):
     name: ClassVar[str] = "lg-mix"
     paper: ClassVar[str] = (
         "Jiang et al., Heterogeneous Personalized FL by Local-Global Updates Mixing via Convergence Rate, ICLR 2024"
     )
+    sends: ClassVar = {"dw": None}
 
     eta_g: float = hyper(1.0, "eta_g: step size of the global update", above=0)
     trace: Literal["paper", "code"] = hyper("paper", "energy of features: sum of squares, or as in the authors' code")
@@ -89,6 +91,7 @@ class LGMix(Algorithm):
     )
 
     def check(self, task: Task, setup: Setup) -> None:
+        super().check(task, setup)
         shape = tuple(task.initial[task.head[0]].shape)
         if self.trace == "code" and (len(shape) != 2 or shape[1] < 2):
             raise InputError(
@@ -109,7 +112,7 @@ class LGMix(Algorithm):
             up = cohort.run(self.train)
         else:
             up = cohort.run(self.train_anew, shared={"u": server.u})
-        du = scale(self.eta_g, mean(up.dw, up.weights(self.weights)))
+        du = scale(self.eta_g, self.average(up.dw, None, up.weights(self.weights)))
         mixed = up.cohort.run(self.mix, shared={"du": du})
         follows = torch.zeros_like(server.follows)
         follows[mixed.ids] = True

@@ -23,6 +23,7 @@ from typing import ClassVar, Literal
 
 import torch
 
+from bespokefl.algorithms.averaging import ModelAveraging
 from bespokefl.algorithms.base import OneModel
 from bespokefl.algorithms.hyper import hyper
 from bespokefl.cohort import Cohort
@@ -30,13 +31,14 @@ from bespokefl.optim import SGD
 from bespokefl.program import Batches, Call, Down, Phase, Program, shuffled
 from bespokefl.scoring import hand_over, received
 from bespokefl.task import Batch, Task
-from bespokefl.trees import Model, Tree, axpy, mean, scale, shift, sub
+from bespokefl.trees import Model, Tree, axpy, scale, shift, sub
 
 
 @dataclass(frozen=True)
-class PerFedAvg(OneModel):
+class PerFedAvg(ModelAveraging, OneModel):
     name: ClassVar[str] = "per-fedavg"
     paper: ClassVar[str] = "Fallah et al., Personalized Federated Learning with Theoretical Guarantees, NeurIPS 2020"
+    sends: ClassVar = {"w": "w"}
 
     alpha: float = hyper(0.01, "alpha: size of the step that adapts w to a client, eq. (3)", low=0)
     variant: Literal["hf", "fo"] = hyper("hf", "the meta gradient: Hessian-free, or of first order")
@@ -46,7 +48,7 @@ class PerFedAvg(OneModel):
 
     def round(self, server: Tree, cohort: Cohort) -> Tree:
         up = cohort.run(self.train, shared={"w": server["w"]})
-        return {"w": mean(up.w, up.weights(self.weights))}
+        return {"w": self.average(up.w, server["w"], up.weights(self.weights))}
 
     def personal_model(self, server: Tree, cohort: Cohort) -> Call:
         one_batch = Batches("train", 1, self.batch_size, stream="finetune", steps=1)

@@ -55,6 +55,8 @@ class Kept(NamedTuple):
 class HyperNetworked(Algorithm):
     """What methods share whose server writes the clients' weights: H, its optimiser, and the clients' training."""
 
+    sends: ClassVar = {"delta": None}
+
     lr: float = hyper(0.005, "eta: step size of local SGD", low=0)
     momentum: float = hyper(0.9, "momentum of local SGD", low=0, below=1)
     weight_decay: float = hyper(5e-5, "weight decay of local SGD", low=0)

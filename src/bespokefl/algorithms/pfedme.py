@@ -24,6 +24,7 @@ from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 
+from bespokefl.algorithms.averaging import ModelAveraging
 from bespokefl.algorithms.base import OneModel
 from bespokefl.algorithms.hyper import hyper
 from bespokefl.cohort import Cohort
@@ -32,7 +33,7 @@ from bespokefl.optim import SGD
 from bespokefl.program import Batches, Down, Phase, Program, shuffled
 from bespokefl.proximal import part_way, pulled, server_step
 from bespokefl.task import Batch, Task
-from bespokefl.trees import Model, Tree, mean
+from bespokefl.trees import Model, Tree
 
 
 class Pair(NamedTuple):
@@ -41,9 +42,10 @@ class Pair(NamedTuple):
 
 
 @dataclass(frozen=True)
-class PFedMe(OneModel):
+class PFedMe(ModelAveraging, OneModel):
     name: ClassVar[str] = "pfedme"
     paper: ClassVar[str] = "Dinh et al., Personalized Federated Learning with Moreau Envelopes, NeurIPS 2020"
+    sends: ClassVar = {"w": "w"}
 
     lam: float = hyper(15.0, "lambda: pull of theta towards w_i, eq. (3)", low=0)
     K: int = hyper(5, "K: inner steps on one batch", low=1)
@@ -62,7 +64,8 @@ class PFedMe(OneModel):
         if self.train_all:
             self.train_the_others(w, cohort)
         up = cohort.run(self.train, shared={"w": w})
-        return {"w": server_step(cohort.site.task, w, self.beta, mean(up.w, up.weights(self.weights)))}
+        average = self.average(up.w, w, up.weights(self.weights))
+        return {"w": server_step(cohort.site.task, w, self.beta, average)}
 
     def train_the_others(self, w: Model, cohort: Cohort) -> None:
         others = np.setdiff1d(cohort.everyone().ids, cohort.ids)

@@ -14,6 +14,7 @@ there is none, and training is FedAvg's. What is scored is theta_i, the client's
 
 * ``taylor=False`` takes the f_j of eq. (5) themselves in every step, for studies of what the tangents cost (the paper's
   motivation, eq. (4)). For that the others' samples go to client i, so it is no federation, and O(N^2) work.
+* ``aggregation`` is that of the models theta_i; gradients enter eq. (13) as they come.
 * Beyond the paper: alpha is projected on alpha >= 0 after every step, as in the authors' code; the recursion of
   eq. (15) starts with the first auxiliary gradient that a client gets, unchanged, as in their code.
 * Nothing in the paper keeps alpha from growing, and a row that has grown drowns the client's own risk: a warning says
@@ -32,13 +33,14 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from bespokefl.algorithms.base import Algorithm, Setup
+from bespokefl.algorithms.averaging import ModelAveraging
+from bespokefl.algorithms.base import Setup
 from bespokefl.algorithms.hyper import hyper
 from bespokefl.cohort import Cohort
 from bespokefl.errors import InputError
 from bespokefl.program import Batches, Down, Phase, Program, ordered
 from bespokefl.task import Batch, Task
-from bespokefl.trees import Model, Tree, add, axpy, combine, dot, mean, scale, tree_map, where, zeros
+from bespokefl.trees import Model, Tree, add, axpy, combine, dot, scale, tree_map, where, zeros
 
 HEAVY = 1.0  # mu sum_j alpha_ij from which the others count more than the client itself; it starts at mu
 
@@ -76,9 +78,10 @@ class FullPass(NamedTuple):
 
 
 @dataclass(frozen=True)
-class PGFed(Algorithm):
+class PGFed(ModelAveraging):
     name: ClassVar[str] = "pgfed"
     paper: ClassVar[str] = "Luo et al., PGFed: Personalize Each Client's Global Objective, ICCV 2023"
+    sends: ClassVar = {"theta": "w", "grad": None}
 
     mu: float = hyper(0.1, "mu: weight of the other clients' risks, eq. (5)", low=0)
     eta2: float = hyper(0.01, "eta_2: step size of alpha, Algorithm 1", low=0)
@@ -114,7 +117,7 @@ class PGFed(Algorithm):
             )
         i, A = torch.as_tensor(up.ids, device=server.A.device), server.A.clone()
         A[i[:, None], j] = up.alpha
-        return Server(mean(up.theta, up.weights(self.weights)), A, i, up.grad, up.a)
+        return Server(self.average(up.theta, server.w, up.weights(self.weights)), A, i, up.grad, up.a)
 
     def global_model(self, server: Server) -> Model:
         return server.w
@@ -232,6 +235,7 @@ class PGFedMo(PGFed):
     beta: float = hyper(0.5, "beta: momentum of the auxiliary gradient, eq. (15)", low=0, below=1)
 
     def check(self, task: Task, setup: Setup) -> None:
+        super().check(task, setup)
         if not self.taylor:
             raise InputError("algorithm.taylor = false: pgfedmo smooths the gradient of the tangents; take pgfed")
 

@@ -27,6 +27,7 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from bespokefl.algorithms.averaging import ModelAveraging
 from bespokefl.algorithms.base import OneModel, Setup
 from bespokefl.algorithms.hyper import hyper
 from bespokefl.cohort import Cohort
@@ -34,7 +35,7 @@ from bespokefl.errors import InputError
 from bespokefl.program import Down, Phase, Program
 from bespokefl.sharpness import Part, largest, layers_of, lwsam, only, scores
 from bespokefl.task import Batch, Task
-from bespokefl.trees import Model, Tree, add, mean, shift, sub
+from bespokefl.trees import Model, Tree, add, shift, sub
 
 DEFAULT_D = 5
 
@@ -55,9 +56,10 @@ class Both(NamedTuple):
 
 
 @dataclass(frozen=True)
-class PLGULF(OneModel):
+class PLGULF(ModelAveraging, OneModel):
     name: ClassVar[str] = "plgu-lf"
     paper: ClassVar[str] = "Guo et al., How to Prevent the Poor Performance Clients for Personalized FL?, CVPR 2023"
+    sends: ClassVar = {"delta": None}
 
     D: int | None = hyper(None, "D: number of personal layers, Algorithm 2; nothing: 5, at most half of them", low=0)
     rho: float = hyper(0.05, "rho: radius of the perturbation, eq. (5)", low=0)
@@ -72,6 +74,7 @@ class PLGULF(OneModel):
     weights: Literal["sample", "uniform"] = hyper("uniform", "p_i: aggregation by samples (n_i) or all clients alike")
 
     def check(self, task: Task, setup: Setup) -> None:
+        super().check(task, setup)
         layers = len(self.layers(task))
         if self.D is not None and layers < self.D:
             raise InputError(
@@ -84,7 +87,8 @@ class PLGULF(OneModel):
 
     def round(self, server: Tree, cohort: Cohort) -> Tree:
         up = cohort.run(self.train, shared={"w": server["w"]})
-        return {"w": add(server["w"], mean(up.delta, up.weights(self.weights)))}  # Algorithm 2, line 9
+        delta = self.average(up.delta, None, up.weights(self.weights))
+        return {"w": add(server["w"], delta)}  # Algorithm 2, line 9
 
     def client_facts(self, task: Task, server: Tree, kept: Kept) -> dict[str, Tensor]:
         return {"scores": scores(kept.theta, server["w"], self.layers(task), self.score_scale)}

@@ -28,14 +28,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from bespokefl.algorithms.base import Algorithm, Setup, Training
+from bespokefl.algorithms.averaging import ModelAveraging
+from bespokefl.algorithms.base import Setup, Training
 from bespokefl.algorithms.hyper import hyper
 from bespokefl.cohort import Cohort
 from bespokefl.errors import InputError
 from bespokefl.program import Call, Down, Phase, Program
 from bespokefl.scoring import hand_over
 from bespokefl.task import Batch, Task
-from bespokefl.trees import Model, Tree, drop, mean, pick
+from bespokefl.trees import Model, Tree, drop, pick
 
 KAPPA = ("kappa.weight", "kappa.bias")
 
@@ -46,11 +47,12 @@ class Kept(NamedTuple):
 
 
 @dataclass(frozen=True)
-class SplitGP(Algorithm):
+class SplitGP(ModelAveraging):
     name: ClassVar[str] = "splitgp"
     paper: ClassVar[str] = (
         "Han et al., SplitGP: Achieving Both Generalization and Personalization in Federated Learning, INFOCOM 2023"
     )
+    sends: ClassVar = {"x": "w"}
 
     gamma: float = hyper(0.5, "gamma: weight of the client's exit in the loss", low=0, high=1)
     lam: float = hyper(0.2, "lambda: share of its own client side that a client keeps", low=0, high=1)
@@ -58,6 +60,7 @@ class SplitGP(Algorithm):
     cut: str | None = hyper(None, "first layer of the server side; nothing: the first linear one behind convolutions")
 
     def check(self, task: Task, setup: Setup) -> None:
+        super().check(task, setup)
         task.head_sizes(self.name)
         linear = [layer.name for layer in task.layers if layer.kind == "linear"]
         if self.cut not in (None, task.head_name, *linear):
@@ -91,7 +94,7 @@ class SplitGP(Algorithm):
 
     def round(self, server: Tree, cohort: Cohort) -> Tree:
         up = cohort.run(self.train, shared={"w": server["w"]})
-        return {"w": mean(up.x, up.weights(self.weights))}
+        return {"w": self.average(up.x, server["w"], up.weights(self.weights))}
 
     def global_model(self, server: Tree) -> Model:
         return drop(server["w"], KAPPA)

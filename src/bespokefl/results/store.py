@@ -37,7 +37,7 @@ RUNS = {
     **dict.fromkeys(("mean", "std", "worst5", "top5", "gm_acc", "l_acc", "s_acc", "g_acc"), "DOUBLE"),
     **dict.fromkeys(("train_seconds", "waste", "s_fraction"), "DOUBLE"),
     **dict.fromkeys(("bytes_total", "peak_memory_bytes"), "BIGINT"),
-    **dict.fromkeys(("selection", "model", "scored", "engine", "device", "version"), "VARCHAR"),
+    **dict.fromkeys(("selection", "model", "scored", "attack", "engine", "device", "version"), "VARCHAR"),
     "error": "VARCHAR",
     "config": "JSON",
     "folder": "VARCHAR",
@@ -54,7 +54,7 @@ CLIENTS = {
     **IDENTITY,
     "client": "INTEGER",
     "name": "VARCHAR",
-    **dict.fromkeys(("n_train", "n_test", "n_val", "rounds_asked", "rounds_failed"), "INTEGER"),
+    **dict.fromkeys(("n_train", "n_test", "n_val", "rounds_asked", "rounds_failed", "malicious"), "INTEGER"),
 }
 EVERYTHING = "SELECT * FROM results ORDER BY run, round, split, model, metric, client"
 
