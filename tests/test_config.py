@@ -82,7 +82,7 @@ def test_a_list_of_the_command_line_replaces_the_file_s_algorithm(tmp_path: Path
     ("text", "parts"),
     [
         ("algorithms = ['local']\n\n[train]\nround = 5", ["train.round = 5", "rounds", "line 4"]),
-        ("algorithms = ['local']\ntrian = 1", ["'trian'", "Did you mean train?"]),
+        ("algorithms = ['local']\ntrian = 1", ["'trian'", "Did you mean train"]),
         ("algorithms = ['local']\n[train]\nlr = 'high'", ["train.lr = 'high'", "number", "exp.toml, line 3"]),
         ("algorithms = ['local']\n[train]\nlr = 0", ["train.lr = 0", "greater than 0", "line 3"]),
         ("algorithms = ['local']\n[train]\nrounds = 0", ["train.rounds = 0", "greater than or equal to 1", "line 3"]),

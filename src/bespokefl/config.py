@@ -99,11 +99,35 @@ class AttackSection(Section):
     clients: Annotated[list[Seed], Field(min_length=1)] | None = None  # ids instead of a share
 
 
+class Contradiction(Section):
+    """Numbers that contradict each other inside a paper."""
+
+    where: str  # the cells it concerns: a pattern for setting/label/metric, or label/metric without settings
+    says: str
+
+
+class DataNote(Section):
+    """Where data come from that cannot be shipped."""
+
+    name: str
+    where: str  # an address, or whom to ask
+    licence: str = ""
+    layout: str = ""  # what is to lie at data.root
+    settings: list[str] = ["*"]  # patterns of the settings that need them
+
+
 class PaperSection(Section):
     """What a paper reports, for `bespoke reproduce`."""
 
     title: str = ""
-    accuracy: dict[str, float] = {}  # mean client accuracy in percent, by label
+    source: str = ""  # the paper, and what is known of the place
+    metrics: Annotated[list[str], Field(min_length=1)] = ["mean"]  # that the paper reports
+    unit: Literal["percent", "fraction"] = "percent"  # of accuracies and the like in ``numbers``
+    numbers: dict[str, dict[str, float]] = {}  # by metric, then label
+    accuracy: dict[str, float] = {}  # short for numbers.mean, always in percent
+    added: list[str] = []  # labels that the paper does not have
+    contradictions: list[Contradiction] = []
+    data: list[DataNote] = []
 
 
 class AlgorithmChoice(Section):
@@ -128,7 +152,7 @@ class Origin:
             yield
         except InputError as error:
             place = self._place(str(error), algorithm)
-            raise (InputError(f"{error} ({place})") if place else error) from error.__cause__
+            raise (type(error)(f"{error} ({place})") if place else error) from error.__cause__
 
     def _place(self, message: str, algorithm: str) -> str | None:
         for token in re.findall(r"[A-Za-z_][\w-]*(?:\.[\w+-]+)*", message):
@@ -160,6 +184,15 @@ class Experiment:
     tune: TuneSection
     paper: PaperSection
     origin: Origin
+
+
+@dataclass(frozen=True)
+class Part:
+    """A setting of a file, an experiment of its own; without settings the only one has no name."""
+
+    name: str
+    title: str
+    experiment: Experiment
 
 
 SECTIONS: dict[str, type[Section]] = {

@@ -3,7 +3,6 @@
 Every message names the key, the value seen and what is allowed; where the value came from a file, its line is added.
 """
 
-import copy
 import itertools
 import os
 import re
@@ -16,30 +15,30 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from bespokefl.algorithms import build_algorithm
-from bespokefl.config import (
-    SECTIONS,
-    AlgorithmChoice,
-    DataSection,
-    Document,
-    Experiment,
-    ModelSection,
-    Origin,
-    Section,
-)
-from bespokefl.data import PARTITIONS, SOURCES
-from bespokefl.data.options import lookup, option_names
+from bespokefl.config import SECTIONS, AlgorithmChoice, Document, Experiment, ModelSection, Origin, Part, Section
 from bespokefl.errors import InputError, unknown_name
-from bespokefl.models import MODELS
+from bespokefl.overrides import Setting, options_of, overlaid, with_settings
+from bespokefl.scale import Scale, small_changes
 from bespokefl.tomlfile import key_lines, parse_value
 
-Setting = tuple[str, Any]  # a dotted key and its value, as given by --set
 S = TypeVar("S", bound=Section)
 
+SETTING, SMALL = "setting", "small"  # the parts of an experiment, and what the small scale changes
 _TOP_KEYS = ("seeds", "algorithms", "algorithm", *SECTIONS)
+_FOLDER_NAME = r"[A-Za-z0-9][\w+.-]*"
 
 
 def read_experiment(path: Path, settings: Sequence[Setting] = ()) -> Experiment:
     """The experiment of a TOML file, with the settings of the command line on top."""
+    return parse_experiment(*_read(path, settings))
+
+
+def read_parts(path: Path, settings: Sequence[Setting] = (), scale: Scale = "paper") -> tuple[Part, ...]:
+    """The parts of a TOML file: one for each of its settings, or a single one without a name."""
+    return parse_parts(*_read(path, settings), scale=scale)
+
+
+def _read(path: Path, settings: Sequence[Setting]) -> tuple[Document, Sequence[Setting], Origin]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -48,18 +47,82 @@ def read_experiment(path: Path, settings: Sequence[Setting] = ()) -> Experiment:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"{path} is not valid TOML: {error}.") from None
-    return parse_experiment(document, settings, Origin(str(path), key_lines(text)))
+    return document, settings, Origin(str(path), key_lines(text))
 
 
 def parse_experiment(document: Document, settings: Sequence[Setting] = (), origin: Origin | None = None) -> Experiment:
-    """The experiment of a parsed document, with the settings of the command line on top."""
+    """The experiment of a parsed document, with the settings of the command line on top.
+
+    Of a document with several settings, ``setting = NAME`` among them chooses one.
+    """
+    parts = parse_parts(document, settings, origin)
+    if len(parts) > 1:
+        names = ", ".join(part.name for part in parts)
+        first = parts[0].name
+        raise InputError(f"The experiment has several settings ({names}): choose one, as in --set setting={first}.")
+    return parts[0].experiment
+
+
+def parse_parts(
+    document: Document, settings: Sequence[Setting] = (), origin: Origin | None = None, scale: Scale = "paper"
+) -> tuple[Part, ...]:
+    """The parts of a parsed document. On top of what all share come the setting, the scale, and the command line."""
     known = origin or Origin()
-    origin = Origin(known.file, known.lines, frozenset(key for key, _ in settings))
+    with known.located():
+        entries = _settings(document[SETTING]) if SETTING in document else {"": {}}
+        chosen = dict(settings).get(SETTING)
+        if chosen is not None and chosen not in entries:
+            raise unknown_name(SETTING, chosen, [name for name in entries if name])
+        for table in (document, *entries.values()):
+            if not isinstance(table.get(SMALL, {}), Mapping):
+                raise InputError(
+                    f"small = {table[SMALL]!r} should be a table: [small] with what the small scale changes."
+                )
+    base = {key: value for key, value in document.items() if key not in (SETTING, SMALL)}
+    given = [(key, value) for key, value in settings if key != SETTING]
+    parts = []
+    for place, (name, entry) in enumerate(entries.items()):
+        if chosen not in (None, name):
+            continue
+        own = {key: value for key, value in entry.items() if key not in ("name", "title", SMALL)}
+        prefixes = [f"{SETTING}.{place}."]
+        with known.located():
+            merged = overlaid(base, own)
+            if scale == "small":
+                for changes in (small_changes(merged), document.get(SMALL, {}), entry.get(SMALL, {})):
+                    merged = overlaid(merged, changes)
+                prefixes += [f"{SMALL}.", f"{SETTING}.{place}.{SMALL}."]
+        lines = dict(known.lines)
+        for prefix in prefixes:
+            lines |= {key.removeprefix(prefix): line for key, line in known.lines.items() if key.startswith(prefix)}
+        experiment = _parse(merged, given, Origin(known.file, lines, frozenset(key for key, _ in given)))
+        parts.append(Part(name, entry.get("title", ""), experiment))
+    return tuple(parts)
+
+
+def _settings(tables: object) -> dict[str, Document]:
+    """The settings by name, in the file's order."""
+    if not isinstance(tables, list) or not tables or not all(isinstance(table, dict) for table in tables):
+        raise InputError(f"setting = {tables!r}: should be tables, [[setting]], each with a name and what differs.")
+    found: dict[str, Document] = {}
+    for table in tables:
+        name = table.get("name")
+        if not isinstance(name, str) or not re.fullmatch(_FOLDER_NAME, name) or name in found:
+            rule = "a name for each, given once; it names a folder: letters, digits, and + - _ . after the first"
+            raise InputError(f"setting.name = {name!r}: should be {rule}.")
+        if not isinstance(table.get("title", ""), str):
+            raise InputError(f"setting.title = {table['title']!r}: should be a text.")
+        found[name] = table
+    return found
+
+
+def _parse(document: Document, settings: Sequence[Setting], origin: Origin) -> Experiment:
+    """The experiment of a document without parts."""
     with origin.located():
-        document = _with_settings(document, settings)
+        document = with_settings(document, settings)
         for key, value in document.items():
             if key not in _TOP_KEYS:
-                raise unknown_name("key", key, _TOP_KEYS)
+                raise unknown_name("key", key, [*_TOP_KEYS, SETTING, SMALL])
             if (key in SECTIONS or key == "algorithm") and not isinstance(value, Mapping):
                 raise InputError(f"{key} = {value!r} should be a table: [{key}] with one line per key.")
         sections = {name: _section(name, kind, document.get(name, {})) for name, kind in SECTIONS.items()}
@@ -93,39 +156,12 @@ def parse_setting(text: str) -> Setting:
     return key.strip(), parse_value(value)
 
 
-def _with_settings(document: Mapping[str, Any], settings: Sequence[Setting]) -> Document:
-    """A copy with the settings applied; what is chosen anew does not take over the options of the file's choice."""
-    out: Document = copy.deepcopy(dict(document))
-    chosen = dict(settings)
-    if "algorithms" in chosen:
-        out.pop("algorithm", None)
-    if "algorithm.name" in chosen:
-        out.pop("algorithms", None)
-        given = out.get("algorithm")
-        if not isinstance(given, dict) or given.get("name") != chosen["algorithm.name"]:
-            out["algorithm"] = {}
-    for name, kind, choices in (("data", DataSection, ("source", "partition")), ("model", ModelSection, ("name",))):
-        anew = {key: chosen[f"{name}.{key}"] for key in choices if f"{name}.{key}" in chosen}
-        if anew and isinstance(given := out.get(name), dict):
-            gone = set(_option_names(kind, given)) - set(_option_names(kind, given | anew))
-            out[name] = {key: value for key, value in given.items() if key not in gone}
-    for key, value in settings:
-        *path, last = key.split(".")
-        table = out
-        for depth, part in enumerate(path, start=1):
-            table = table.setdefault(part, {})
-            if not isinstance(table, dict):
-                raise InputError(f"{'.'.join(path[:depth])} is not a table, so {key} cannot be set in it.")
-        table[last] = value
-    return out
-
-
 def _section(name: str, kind: type[S], given: Mapping[str, Any]) -> S:
     """One table, its options apart from the keys that every such table has."""
     fields = [key for key in kind.model_fields if key != "options"]
     options = {key: value for key, value in given.items() if key not in fields}
     taken = kind is ModelSection and ":" in str(given.get("name", ""))  # a user's own factory takes what it likes
-    allowed = [*fields, *_option_names(kind, given)]
+    allowed = [*fields, *options_of(kind, given)]
     for key in options:
         if not taken and key not in allowed:
             raise unknown_name(f"{name}.{key}", options[key], allowed, what=f"a key of [{name}]", seen=key)
@@ -141,19 +177,6 @@ def _validated(name: str, kind: type[S], values: Mapping[str, Any]) -> S:
         key = str(errors[0]["loc"][0])
         reasons = dict.fromkeys(e["msg"].removeprefix("Input ") for e in errors if e["loc"][0] == key)
         raise InputError(f"{name}.{key} = {values.get(key)!r}: {', or '.join(reasons)}.") from None
-
-
-def _option_names(kind: type[Section], given: Mapping[str, Any]) -> list[str]:
-    """The options of the chosen source and partition, or of the chosen model."""
-    if kind is DataSection:
-        section = DataSection()
-        source = lookup("data.source", given.get("source", section.source), SOURCES)
-        partition = lookup("data.partition", given.get("partition", section.partition), PARTITIONS)
-        return [*option_names(source.options), *option_names(partition.options)]
-    if kind is ModelSection:
-        spec = MODELS.get(given.get("name", ModelSection().name))
-        return list(spec.options) if spec else []
-    return []
 
 
 def _seeds(value: object) -> tuple[int, ...]:
@@ -194,7 +217,7 @@ def _choice(entry: object, key: str) -> AlgorithmChoice:
         raise InputError(f"{key} = {entry!r}: should be a name, or a table with a name and hyper-parameters.")
     _hyper_names(entry["name"])  # refuses a name that is not known
     label = entry.get("label", entry["name"].rpartition(":")[2])
-    if not isinstance(label, str) or not re.fullmatch(r"[A-Za-z0-9][\w+.-]*", label):
+    if not isinstance(label, str) or not re.fullmatch(_FOLDER_NAME, label):
         raise InputError(
             f"algorithm.label = {label!r}: names a folder; should be letters, digits, and + - _ . after the first."
         )

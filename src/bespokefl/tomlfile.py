@@ -69,6 +69,8 @@ def key_lines(text: str) -> dict[str, int]:
             if header[1] == "[[":
                 items[table] = items.get(table, -1) + 1
                 table = f"{table}.{items[table]}"
+            else:
+                table = _numbered(table, items)
             lines.setdefault(table, number)
             array = ""
             continue
@@ -83,6 +85,12 @@ def key_lines(text: str) -> dict[str, int]:
         elif array:
             _note_names(line, number, array, lines)
     return lines
+
+
+def _numbered(table: str, items: Mapping[str, int]) -> str:
+    """``a.b`` below the newest ``[[a]]`` belongs to that one."""
+    above = next((array for array in items if table.startswith(f"{array}.")), None)
+    return table if above is None else f"{above}.{items[above]}{table.removeprefix(above)}"
 
 
 def _note_inline_tables(line: str, number: int, array: str, items: dict[str, int], lines: dict[str, int]) -> None:

@@ -15,7 +15,8 @@ from bespokefl.errors import BespokeError, InputError
 from bespokefl.interrupts import Interrupted
 
 if TYPE_CHECKING:  # imported where they are needed: torch takes seconds, and `bespoke --help` must not
-    from bespokefl.config import Experiment
+    from bespokefl.config import Experiment, Part
+    from bespokefl.overrides import Setting
 
 FAILED, WRONG_INPUT, STOPPED = 1, 2, 130
 NARROWEST_LOG = 120  # columns of a table that goes to a file
@@ -87,9 +88,32 @@ def read_experiment_file(
     seed: int | None,
     more: Mapping[str, Any] | None = None,
 ) -> "Experiment":
-    from bespokefl.config_file import parse_setting, read_experiment
+    """The experiment of a file, with the options of the command line on top."""
+    from bespokefl.config_file import read_experiment
+
+    return read_experiment(path, given_settings(settings, engine, device, seed, more))
+
+
+def read_parts_file(
+    path: Path, settings: Sequence[str] | None, engine: str | None, device: str | None, seed: int | None
+) -> "tuple[Part, ...]":
+    """The same of a file with settings, one for each."""
+    from bespokefl.config_file import read_parts
+
+    return read_parts(path, given_settings(settings, engine, device, seed))
+
+
+def given_settings(
+    settings: Sequence[str] | None,
+    engine: str | None,
+    device: str | None,
+    seed: int | None,
+    more: Mapping[str, Any] | None = None,
+) -> "list[Setting]":
+    """What --set and its shortcuts say."""
+    from bespokefl.config_file import parse_setting
 
     given = [parse_setting(text) for text in settings or ()]
     seeds = None if seed is None else [seed]
     shortcuts: dict[str, Any] = {"engine.name": engine, "engine.device": device, "seeds": seeds, **(more or {})}
-    return read_experiment(path, [*given, *((key, value) for key, value in shortcuts.items() if value is not None)])
+    return [*given, *((key, value) for key, value in shortcuts.items() if value is not None)]
