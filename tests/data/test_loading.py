@@ -46,7 +46,7 @@ def test_max_samples_thins_the_pool_before_the_partition():
         ({"partition": "label"}, r"data\.partition = 'label'.*Did you mean labels"),
         ({"normalize": "units"}, r"data\.normalize = 'units'.*Did you mean unit"),
         ({"alpa": 1}, r"data\.alpa = 1: .*'digits' or partition 'dirichlet'\. Did you mean alpha\?"),
-        ({"labels_per_client": 2}, r"data\.labels_per_client = 2: .*Allowed: alpha, min_samples, top_up"),
+        ({"labels_per_client": 2}, r"data\.labels_per_client = 2: .*Allowed: .*alpha, min_samples, top_up"),
         ({"root": "no/such/folder"}, r"data\.root = 'no/such/folder' does not exist"),
         ({"clients": 899}, r"data\.clients = 899.*allowed: 1 to 898"),
         ({"test": 1.5}, r"data\.test = 1\.5"),

@@ -6,7 +6,6 @@ from bespokefl.data.dataset import Dataset
 from bespokefl.data.options import lookup, parse_options
 from bespokefl.data.sources import cifar, digits, digits5, idx, images, npz, sheets
 from bespokefl.data.sources.base import FilesMissing, Source
-from bespokefl.errors import InputError
 
 __all__ = ["SOURCES", "Source", "load_dataset"]
 
@@ -30,7 +29,7 @@ def load_dataset(source: str, root: str | None = None, **options: object) -> Dat
     chosen = parse_options(entry.options, options, f"source {source!r}")
     path = None if root is None else Path(root).expanduser()
     if path is not None and not path.exists():
-        raise InputError(
+        raise FilesMissing(
             f"data.root = {root!r} does not exist. data.source = {source!r} needs: {entry.files or 'nothing'}."
         )
     try:

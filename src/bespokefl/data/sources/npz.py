@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from bespokefl.data.dataset import Dataset
 from bespokefl.data.options import NoOptions
-from bespokefl.data.sources.base import DIGITS, Source, find, folders, train_test
+from bespokefl.data.sources.base import DIGITS, FilesMissing, Source, find, folders, train_test
 from bespokefl.errors import InputError
 
 Arrays = dict[str, npt.NDArray[Any]]
@@ -112,7 +112,7 @@ def _strings(values: npt.NDArray[Any]) -> tuple[str, ...]:
 
 def _load_npz(root: Path | None, options: NoOptions) -> Dataset:
     if root is None or not root.is_file():
-        raise InputError(
+        raise FilesMissing(
             f"data.source = 'npz' needs data.root to be a .npz file, not {str(root) if root else 'unset'}."
         )
     return dataset_of(root.stem, root)
