@@ -31,7 +31,7 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class _Prepared:
+class Prepared:
     """What the checks before the start leave for the runs."""
 
     plans: dict[tuple[str, int], RunPlan]  # by label and seed
@@ -42,7 +42,7 @@ class _Prepared:
 
 def run_experiment(experiment: Experiment, out: Path, *, resume: bool, reporter: Reporter) -> Outcome:
     """Run all that is not finished; a run that fails is recorded, and the others go on."""
-    prepared = _prepare(experiment, out, resume)
+    prepared = prepare(experiment, out, resume)
     outcome = Outcome()
 
     def announce() -> None:
@@ -59,12 +59,28 @@ def run_experiment(experiment: Experiment, out: Path, *, resume: bool, reporter:
                     continue
                 if data is None:
                     data = prepared.first if seed == experiment.seeds[0] else assembly.load_data(experiment, seed)
-                    _describe_partition(data, out, seed)
+                    describe_partition(data, out, seed)
                 if stop.asked:
                     raise Interrupted(f"before {choice.label}, seed {seed}")
                 done = _run_one(experiment, prepared.kits[choice.label], plan, data, reporter, stop)
                 (outcome.finished if done else outcome.failed).append(plan.folder)
     return outcome
+
+
+def run_single(
+    experiment: Experiment,
+    out: Path,
+    label: str,
+    seed: int,
+    data: FederatedData,
+    reporter: Reporter,
+    stop: StopRequest,
+) -> bool:
+    """One run of an experiment that `prepare` found in order: True if it finished, False if it failed."""
+    choice = next(choice for choice in experiment.algorithms if choice.label == label)
+    kit = assembly.make_kit(experiment, choice, data)
+    document = assembly.resolved(experiment, choice, seed, data, assembly.make_task(experiment, seed, data))
+    return _run_one(experiment, kit, make_plan(experiment, choice, seed, out, document), data, reporter, stop)
 
 
 def _run_one(
@@ -82,7 +98,7 @@ def _run_one(
         complete = Run(plan, federation).execute(reporter, stop)
         ending = "" if complete else "stopped"
     except Exception as error:
-        files.write_atomically(plan.folder / files.ERROR, _explain(error))
+        files.write_atomically(plan.folder / files.ERROR, explain(error))
         ending = f"failed: {type(error).__name__}: {error} (see {plan.folder / files.ERROR})"
         return False
     finally:
@@ -92,14 +108,14 @@ def _run_one(
     return True
 
 
-def _explain(error: Exception) -> str:
+def explain(error: Exception) -> str:
     """The text alone where it was written for the user, else the whole trace."""
     if isinstance(error, InputError | RunError):
         return f"{error}\n"
     return "".join(traceback.format_exception(error))
 
 
-def _describe_partition(data: FederatedData, out: Path, seed: int) -> None:
+def describe_partition(data: FederatedData, out: Path, seed: int) -> None:
     """Labels per client as numbers and as a picture."""
     counts = data.counts("train") + data.counts("val") + data.counts("test")
     columns: dict[str, Any] = {"client": range(data.clients), "name": data.client_names}
@@ -112,7 +128,7 @@ def _describe_partition(data: FederatedData, out: Path, seed: int) -> None:
 # before the start ------------------------------------------------------------------------------------
 
 
-def _prepare(experiment: Experiment, out: Path, resume: bool) -> _Prepared:
+def prepare(experiment: Experiment, out: Path, resume: bool) -> Prepared:
     """Everything that can go wrong because of the input goes wrong here, before any work and any file."""
     for choice in experiment.algorithms:
         with experiment.origin.located(choice.key):
@@ -135,7 +151,7 @@ def _prepare(experiment: Experiment, out: Path, resume: bool) -> _Prepared:
             assembly.make_federation(experiment, kit, experiment.seeds[0], first)
     finished = frozenset(plan.folder for plan in plans.values() if _is_finished(plan, resume))
     make_folder(out)
-    return _Prepared(plans, kits, finished, first)
+    return Prepared(plans, kits, finished, first)
 
 
 def make_plan(experiment: Experiment, choice: AlgorithmChoice, seed: int, out: Path, document: Any) -> RunPlan:

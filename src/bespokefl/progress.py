@@ -1,6 +1,8 @@
 """What a person sees while runs are going: a progress bar on a terminal, a few plain lines elsewhere."""
 
+import contextlib
 import time
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 from rich.console import Console
@@ -73,15 +75,7 @@ class BarReporter:
 
     def start(self, label: str, seed: int, rounds: int, done: int) -> None:
         self._name, self._last, self._began = f"{label}, seed {seed}", "", time.monotonic()
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[figures]}"),
-            TimeRemainingColumn(),
-            console=self._console,
-            transient=True,
-        )
+        self._progress = _bars(self._console)
         self._task = self._progress.add_task(self._name, total=rounds, completed=done, figures="")
         self._progress.start()
 
@@ -100,3 +94,59 @@ class BarReporter:
 
     def note(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _bars(console: Console) -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[figures]}"),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+    )
+
+
+# several runs at a time --------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def several_reporters(console: Console, count: int, runs: int, lines_per_run: int = 4) -> Iterator[list[Reporter]]:
+    """A reporter for each of so many runs that go side by side, out of so many in all."""
+    if not console.is_terminal:
+        yield [LineReporter(console, lines_per_run) for _ in range(count)]
+        return
+    with _bars(console) as bars:
+        done = bars.add_task("all runs", total=runs, figures="")
+        yield [_SharedBar(bars, done) for _ in range(count)]
+
+
+class _SharedBar:
+    """A bar among others for the run that is going; one line stays of each run."""
+
+    def __init__(self, bars: Progress, done: TaskID) -> None:
+        self._bars, self._done = bars, done
+        self._task: TaskID | None = None
+        self._name, self._last, self._began = "", "", 0.0
+
+    def start(self, label: str, seed: int, rounds: int, done: int) -> None:
+        self._name, self._last, self._began = f"{label}, seed {seed}", "", time.monotonic()
+        self._task = self._bars.add_task(self._name, total=rounds, completed=done, figures="")
+
+    def round(self, line: Line) -> None:
+        if line["mean"] is not None:
+            self._last = describe(line)
+        if self._task is not None:
+            self._bars.update(self._task, completed=line["round"], figures=self._last)
+
+    def finish(self, outcome: str) -> None:
+        if self._task is not None:
+            self._bars.remove_task(self._task)
+            self._task = None
+        self._bars.advance(self._done)
+        seconds = f"{time.monotonic() - self._began:.0f} s"
+        self.note(f"{self._name}: {', '.join(part for part in (self._last, seconds, outcome) if part)}")
+
+    def note(self, text: str) -> None:
+        self._bars.console.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -10,7 +10,6 @@ import numpy.typing as npt
 from rich import box
 from rich.table import Table
 
-from bespokefl.config import PaperSection
 from bespokefl.metrics import individual_gain
 from bespokefl.results.files import StoredRun
 from bespokefl.results.pictures import by_method
@@ -24,6 +23,10 @@ class Figure:
 
     mean: float
     std: float | None  # over seeds (ddof 0); None with one seed
+
+    @classmethod
+    def over_seeds(cls, values: Sequence[float]) -> "Figure":
+        return cls(float(np.mean(values)), float(np.std(values)) if len(values) > 1 else None)
 
     def show(self, decimals: int = 1, *, sign: bool = False, spread: bool = True) -> str:
         head = f"{self.mean:+.{decimals}f}" if sign else f"{self.mean:.{decimals}f}"
@@ -86,7 +89,7 @@ def _share_below_zero(gain: npt.NDArray[np.float64]) -> float:
 
 
 def _over_seeds(values: Sequence[float]) -> Figure:
-    return Figure(float(np.mean(values)), float(np.std(values)) if len(values) > 1 else None)
+    return Figure.over_seeds(values)
 
 
 # for people ------------------------------------------------------------------------------------------
@@ -169,21 +172,3 @@ def markdown_table(runs: Sequence[StoredRun]) -> str:
     lines = [shown, ["---", *("---:" for _ in range(len(shown) - 1))]]
     lines += [[cell(row) for cell in shown.values()] for row in rows]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
-
-
-def paper_table(runs: Sequence[StoredRun], paper: PaperSection) -> Table:
-    """Our mean accuracies beside those a paper reports, and the difference."""
-    ours = {row.label: row.mean for row in method_rows(runs)}
-    table = Table(title=paper.title or None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("method")
-    for name in ("ours %", "paper %", "difference"):
-        table.add_column(name, justify="right")
-    for label in dict.fromkeys([*paper.accuracy, *ours]):
-        own, theirs = ours.get(label), paper.accuracy.get(label)
-        table.add_row(
-            label,
-            DASH if own is None else own.show(2),
-            DASH if theirs is None else f"{theirs:.2f}",
-            DASH if own is None or theirs is None else f"{own.mean - theirs:+.2f}",
-        )
-    return table

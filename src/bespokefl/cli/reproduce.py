@@ -1,0 +1,77 @@
+"""`bespoke reproduce`: a paper's table or figure, ours beside it."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bespokefl.cli.common import (
+    FAILED,
+    WRONG_INPUT,
+    Device,
+    EngineName,
+    Out,
+    SeedOption,
+    Settings,
+    given_settings,
+    guarded,
+    make_console,
+    say_error,
+)
+from bespokefl.errors import InputError
+
+
+@guarded
+def reproduce(
+    name: Annotated[str, typer.Argument(help="A name of `bespoke list experiments`.")],
+    only: Annotated[
+        list[str] | None,
+        typer.Option("--only", metavar="PATTERN", help="Settings or methods, or setting/method: 'cifar10-*/pgfed*'."),
+    ] = None,
+    scale: Annotated[
+        str, typer.Option("--scale", metavar="SCALE", help="paper, or small: the same set-up on embedded data.")
+    ] = "paper",
+    data: Annotated[
+        Path | None, typer.Option("--data", metavar="DIR", help="The folder that holds the data sets.")
+    ] = None,
+    settings: Settings = None,
+    out: Out = None,
+    jobs: Annotated[
+        int | None, typer.Option("--jobs", metavar="N", min=1, help="Runs at a time (default: one per GPU, or core).")
+    ] = None,
+    engine: EngineName = None,
+    device: Device = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Said or not: what --out holds of the same configuration is not run again.")
+    ] = True,
+    seed: SeedOption = None,
+) -> None:
+    """Run an experiment of a paper, and print ours beside the paper's numbers."""
+    from bespokefl.catalogue import experiment_file
+    from bespokefl.reproduce.study import Request, reproduce
+    from bespokefl.reproduce.tables import print_comparison
+
+    if scale not in ("paper", "small"):
+        raise InputError(f"--scale {scale} is not known. Allowed: paper, small.")
+    given = given_settings(settings, engine, device, seed)
+    folder = out or Path("runs") / (name if scale == "paper" else f"{name}-{scale}")
+    file = experiment_file(name)
+    request = Request(name, file, folder, given, only or (), scale, data, jobs)  # type: ignore[arg-type]
+    comparison, outcome = reproduce(request, make_console(stderr=True))
+    print_comparison(comparison, make_console())
+    _publish([setting.name for setting in comparison.settings if setting.scored], folder)
+    typer.echo(f"Comparison: {folder / 'comparison.md'}, {folder / 'comparison.json'}")
+    for path in outcome.failed:
+        say_error(f"{path.relative_to(folder)} failed; the reason is in {path / 'error.txt'}")
+    without = [setting for setting in comparison.settings if setting.missing_data]
+    for setting in without:
+        say_error(f"{setting.name or name} was not run: {setting.missing_data}")
+    if outcome.failed or without:
+        raise typer.Exit(FAILED if outcome.failed else WRONG_INPUT)
+
+
+def _publish(settings: list[str], folder: Path) -> None:
+    from bespokefl.results.report import publish
+
+    for name in settings:
+        typer.echo(f"Report: {publish(folder / name)}")

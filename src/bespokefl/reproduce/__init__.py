@@ -1,0 +1,1 @@
+"""`bespoke reproduce`: run what a paper ran, and put its numbers beside ours."""

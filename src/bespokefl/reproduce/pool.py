@@ -1,0 +1,231 @@
+"""Several runs at a time, each in a process of its own; on CPUs they share the cores, on GPUs each has one.
+
+A run draws the same numbers in whatever process it goes. A process that dies takes only its run with it.
+"""
+
+import multiprocessing
+import multiprocessing.synchronize
+import os
+import signal
+import warnings
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from bespokefl import assembly
+from bespokefl.config import Experiment
+from bespokefl.data import FederatedData
+from bespokefl.experiment import Outcome, describe_partition, explain, run_single
+from bespokefl.interrupts import Interrupted, StopRequest
+from bespokefl.progress import Line, Reporter
+from bespokefl.results import files
+
+PAUSE = 0.5  # seconds between two looks at whether somebody asked to stop
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run."""
+
+    experiment: Experiment
+    out: Path
+    label: str
+    seed: int
+    name: str  # for people: with the setting
+    describes: bool  # whether it also writes what the clients' data look like
+
+    @property
+    def folder(self) -> Path:
+        return self.out / self.label / f"seed-{self.seed}"
+
+
+def gpus(experiment: Experiment) -> list[str]:
+    """The GPUs to share among workers, as CUDA_VISIBLE_DEVICES names them; none where the experiment uses no GPU."""
+    if assembly.make_engine(experiment).device.type != "cuda":
+        return []
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = visible.split(",") if visible else [str(number) for number in range(torch.cuda.device_count())]
+    _, _, chosen = experiment.engine.device.partition(":")
+    return [names[int(chosen)]] if chosen else names
+
+
+def free_workers(experiment: Experiment) -> int:
+    """As many as there are GPUs where the experiment uses them, else cores."""
+    return len(gpus(experiment)) or len(_cores())
+
+
+def run_jobs(jobs: Sequence[Job], reporters: Sequence[Reporter], stop: StopRequest) -> Outcome:
+    """Run all, as many at a time as there are reporters; a run that fails is recorded, and the others go on."""
+    context = multiprocessing.get_context("spawn")
+    asked = context.Event()
+    pending, outcome = deque(jobs), Outcome()
+    interrupted: list[str] = []
+    names = gpus(jobs[0].experiment)
+    places = []
+    for number, reporter in enumerate(reporters):
+        share = _Share(number, len(reporters), names[number % len(names)] if names else None)
+        places.append(_Place(context, share, asked, reporter))
+    try:
+        while (pending and not stop.asked) or any(place.job for place in places):
+            if stop.asked:
+                asked.set()
+            for place in places:
+                if place.job is None and pending and not stop.asked:
+                    place.give(pending.popleft())
+            busy = {place.connection: place for place in places if place.job is not None}
+            for connection in wait(list(busy), PAUSE):
+                busy[connection].listen(outcome, interrupted)
+    finally:
+        for place in places:
+            place.close()
+    if pending or interrupted:
+        raise Interrupted("; ".join(interrupted) or f"before {pending[0].name}")
+    return outcome
+
+
+class _Share(NamedTuple):
+    """A worker's part of the machine."""
+
+    number: int
+    of: int  # workers
+    gpu: str | None
+
+
+class _Place:
+    """A worker process as its master sees it; a new one takes the place of one that died."""
+
+    def __init__(
+        self, context: Any, share: _Share, asked: multiprocessing.synchronize.Event, reporter: Reporter
+    ) -> None:
+        self._context, self._share, self._asked, self._reporter = context, share, asked, reporter
+        self.job: Job | None = None
+        self._start()
+
+    def _start(self) -> None:
+        self.connection, theirs = self._context.Pipe()
+        self._process = self._context.Process(target=_work, args=(theirs, self._asked, self._share), daemon=True)
+        self._process.start()
+        theirs.close()  # so that its end is noticed here
+
+    def give(self, job: Job) -> None:
+        self.job = job
+        self.connection.send(job)
+
+    def listen(self, outcome: Outcome, interrupted: list[str]) -> None:
+        """One message from the worker."""
+        job = self.job
+        assert job is not None
+        try:
+            kind, *content = self.connection.recv()
+        except (EOFError, ConnectionError):
+            self._process.join()
+            reason = f"the process of this run ended by itself (exit code {self._process.exitcode}); out of memory?"
+            files.write_atomically(job.folder / files.ERROR, f"{reason}\n")
+            self._reporter.finish(f"failed: {reason}")
+            outcome.failed.append(job.folder)
+            self.job = None
+            self._start()
+            return
+        if kind == "done":
+            finished, stopped = content
+            self.job = None
+            if stopped is not None:
+                interrupted.append(stopped)
+            else:
+                (outcome.finished if finished else outcome.failed).append(job.folder)
+        else:
+            getattr(self._reporter, kind)(*content)
+
+    def close(self) -> None:
+        """A worker without a job ends by itself; one that is still busy is stopped, its checkpoints are whole."""
+        self.connection.close()
+        if self.job is not None:
+            self._process.kill()
+        self._process.join()
+
+
+# in the worker's process ------------------------------------------------------------------------------
+
+
+class _Shared(StopRequest):
+    """The master's wish to stop; also its end, as nobody would take the result."""
+
+    def __init__(self, event: multiprocessing.synchronize.Event) -> None:
+        self._event, self._master = event, multiprocessing.parent_process()
+
+    @property
+    def asked(self) -> bool:
+        return self._event.is_set() or not (self._master and self._master.is_alive())
+
+    @asked.setter
+    def asked(self, value: bool) -> None:
+        raise NotImplementedError
+
+
+class _Messenger:
+    """A reporter that tells the master."""
+
+    def __init__(self, send: Callable[[tuple[Any, ...]], None], name: str) -> None:
+        self._send, self._name = send, name
+
+    def start(self, label: str, seed: int, rounds: int, done: int) -> None:
+        self._send(("start", self._name, seed, rounds, done))
+
+    def round(self, line: Line) -> None:
+        self._send(("round", line))
+
+    def finish(self, outcome: str) -> None:
+        self._send(("finish", outcome))
+
+    def note(self, text: str) -> None:
+        self._send(("note", text))
+
+
+def _work(connection: Connection, event: multiprocessing.synchronize.Event, share: _Share) -> None:
+    """Runs what it is given, until the master closes the connection."""
+    for wish in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(wish, signal.SIG_IGN)  # the master listens, and tells
+    warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"
+    _take(share)
+    stop = _Shared(event)
+    held: tuple[Any, FederatedData] | None = None  # the data of the last run: the next one often needs the same
+    while True:
+        try:
+            job: Job = connection.recv()
+        except (EOFError, ConnectionError):
+            return
+        messenger = _Messenger(connection.send, job.name)
+        finished, stopped = False, None
+        try:
+            key = (job.out, job.seed)
+            if held is None or held[0] != key:
+                held = None  # before the next is loaded: both may not fit
+                held = key, assembly.load_data(job.experiment, job.seed)
+            if job.describes:
+                describe_partition(held[1], job.out, job.seed)
+            finished = run_single(job.experiment, job.out, job.label, job.seed, held[1], messenger, stop)
+        except Interrupted as interrupt:
+            stopped = str(interrupt)
+        except Exception as error:  # of loading: those of the run itself are recorded by `run_single`
+            files.write_atomically(job.folder / files.ERROR, explain(error))
+            messenger.note(f"{job.name}, seed {job.seed}: failed: {type(error).__name__}: {error}")
+        connection.send(("done", finished, stopped))
+
+
+def _take(share: _Share) -> None:
+    """Its part of the cores, and its GPU; engines take as many threads as they find cores."""
+    torch.set_num_threads(1)
+    cores = _cores()
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, cores[share.number % len(cores) :: share.of])
+    if share.gpu is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = share.gpu  # read when CUDA is first used
+
+
+def _cores() -> list[int]:
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))

@@ -1,0 +1,187 @@
+"""A paper's table from its TOML file to the comparison: choose, check, run what is not finished, compare."""
+
+import contextlib
+import fnmatch
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rich.console import Console
+
+from bespokefl.config import DataNote, Experiment, Part
+from bespokefl.config_file import read_parts
+from bespokefl.data import SOURCES
+from bespokefl.data.sources.base import FilesMissing
+from bespokefl.errors import InputError
+from bespokefl.experiment import Outcome, prepare, run_experiment
+from bespokefl.interrupts import stop_on_signals
+from bespokefl.overrides import Setting
+from bespokefl.progress import make_reporter, several_reporters
+from bespokefl.reproduce import measures, tables
+from bespokefl.reproduce.comparison import Comparison, compare_setting, to_json
+from bespokefl.reproduce.pool import Job, free_workers, run_jobs
+from bespokefl.results import files
+from bespokefl.run import RunPlan
+from bespokefl.scale import Scale
+
+MARKDOWN, JSON = "comparison.md", "comparison.json"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is to be reproduced, and how."""
+
+    name: str
+    file: Path
+    out: Path
+    settings: Sequence[Setting] = ()
+    only: Sequence[str] = ()  # patterns; none: everything
+    scale: Scale = "paper"
+    data: Path | None = None  # the folder that holds all data sets
+    jobs: int | None = None  # runs at a time; None: as many as the machine has GPUs or cores
+
+
+@dataclass
+class _Setting:
+    """A setting on its way."""
+
+    part: Part  # all its methods
+    as_in_paper: Experiment
+    chosen: Experiment  # those that were asked for
+    folder: Path
+    plans: dict[tuple[str, int], RunPlan]
+    finished: frozenset[Path] = frozenset()
+    missing_data: str = ""
+
+
+def reproduce(request: Request, console: Console) -> tuple[Comparison, Outcome]:
+    """Run what is not finished, and compare; the comparison is also written into the folder."""
+    chosen = _choose(request)
+    for setting in chosen:
+        _check(setting)
+    outcome = _run(request, chosen, console)
+    results = [compare_setting(s.part, s.as_in_paper, s.folder, s.plans, missing_data=s.missing_data) for s in chosen]
+    comparison = Comparison(request.name, chosen[0].part.experiment.paper, tuple(results), request.scale == "small")
+    files.write_atomically(request.out / MARKDOWN, tables.markdown(comparison))
+    files.write_json(request.out / JSON, to_json(comparison))
+    return comparison, outcome
+
+
+# choosing and checking -------------------------------------------------------------------------------
+
+
+def _choose(request: Request) -> list[_Setting]:
+    """The settings and methods that ``only`` names, each pattern matching something."""
+    as_in_paper = {part.name: part.experiment for part in read_parts(request.file)}
+    found: list[_Setting] = []
+    matched: set[str] = set()
+    for part in read_parts(request.file, request.settings, request.scale):
+        measures.check(part.experiment.paper.metrics)
+        part = replace(part, experiment=_with_data(part.experiment, request.data))
+        picked = []
+        for choice in part.experiment.algorithms:
+            hits = {pattern for pattern in request.only if _matches(pattern, part.name, choice.label)}
+            matched |= hits
+            if hits or not request.only:
+                picked.append(choice)
+        if picked:
+            chosen = replace(part.experiment, algorithms=tuple(picked))
+            found.append(_Setting(part, as_in_paper[part.name], chosen, request.out / part.name, {}))
+    for pattern in request.only:
+        if pattern not in matched:
+            parts = read_parts(request.file)
+            names = [name for part in parts for name in (part.name,) if name]
+            labels = dict.fromkeys(choice.label for part in parts for choice in part.experiment.algorithms)
+            there = f"settings: {', '.join(names)}; " if names else ""
+            raise InputError(f"--only {pattern} matches nothing. There are {there}methods: {', '.join(labels)}.")
+    return found
+
+
+def _matches(pattern: str, setting: str, label: str) -> bool:
+    """A pattern for setting/label; without a slash, for either of the two."""
+    if "/" in pattern:
+        return fnmatch.fnmatchcase(f"{setting}/{label}", pattern)
+    return fnmatch.fnmatchcase(label, pattern) or (bool(setting) and fnmatch.fnmatchcase(setting, pattern))
+
+
+def _with_data(experiment: Experiment, folder: Path | None) -> Experiment:
+    """data.root below the folder of all data sets, for sources that need files."""
+    if folder is None or not SOURCES[experiment.data.source].files or "data.root" in experiment.origin.from_command:
+        return experiment
+    root = os.path.join(folder, experiment.data.root or "")
+    return replace(experiment, data=experiment.data.model_copy(update={"root": root}))
+
+
+def _check(setting: _Setting) -> None:
+    """All that can be checked before the start; without its data a setting is left out."""
+    try:
+        prepared = prepare(setting.chosen, setting.folder, resume=True)
+    except FilesMissing as missing:
+        setting.missing_data = " ".join([str(missing), *_where_to_get(setting.part)])
+    else:
+        setting.plans, setting.finished = prepared.plans, prepared.finished
+
+
+def _where_to_get(part: Part) -> Iterator[str]:
+    for note in part.experiment.paper.data:
+        if not part.name or any(fnmatch.fnmatchcase(part.name, pattern) for pattern in note.settings):
+            yield describe_data(note)
+
+
+def describe_data(note: DataNote) -> str:
+    """Where to get data, under which terms, and how to lay them out."""
+    licence = f" Licence: {note.licence.rstrip('.')}." if note.licence else ""
+    layout = f" Layout: {note.layout.rstrip('.')}." if note.layout else ""
+    return f"{note.name} is at {note.where.rstrip('.')}.{licence}{layout}"
+
+
+# running ---------------------------------------------------------------------------------------------
+
+
+def _run(request: Request, settings: Sequence[_Setting], console: Console) -> Outcome:
+    outcome = Outcome()
+    jobs: list[Job] = []
+    for setting in settings:
+        described: set[int] = set()
+        for (label, seed), plan in setting.plans.items():
+            if plan.folder in setting.finished:
+                outcome.finished.append(plan.folder)
+                continue
+            name = "/".join(part for part in (setting.part.name, label) if part)
+            jobs.append(Job(setting.chosen, setting.folder, label, seed, name, describes=seed not in described))
+            described.add(seed)
+    if outcome.finished:
+        console.print(f"{len(outcome.finished)} runs finished before, skipped; {len(jobs)} to run", highlight=False)
+    if not jobs:
+        return outcome
+    workers = min(request.jobs or free_workers(jobs[0].experiment), len(jobs))
+    run = _in_turn if workers == 1 else _side_by_side
+    new = run(settings, jobs, workers, console)
+    return Outcome(outcome.finished + new.finished, outcome.failed + new.failed)
+
+
+def _in_turn(settings: Sequence[_Setting], jobs: Sequence[Job], workers: int, console: Console) -> Outcome:
+    """One run after another in this process, where the runs of a setting share their data."""
+    outcome = Outcome()
+    reporter = make_reporter(console, lines_per_run=4)
+    for setting in settings:
+        if any(job.out == setting.folder for job in jobs):
+            if setting.part.name:
+                reporter.note(f"{setting.part.name}: {setting.part.title}".rstrip(": "))
+            new = run_experiment(setting.chosen, setting.folder, resume=True, reporter=reporter)
+            outcome.finished += [folder for folder in new.finished if folder not in setting.finished]
+            outcome.failed += new.failed
+    return outcome
+
+
+def _side_by_side(settings: Sequence[_Setting], jobs: Sequence[Job], workers: int, console: Console) -> Outcome:
+    console.print(f"{len(jobs)} runs, {workers} at a time", highlight=False)
+
+    def announce() -> None:
+        console.print("stopping after these rounds; once more to stop at once", highlight=False)
+
+    with contextlib.ExitStack() as stack:
+        reporters = stack.enter_context(several_reporters(console, workers, len(jobs)))
+        stop = stack.enter_context(stop_on_signals(announce))
+        return run_jobs(jobs, reporters, stop)

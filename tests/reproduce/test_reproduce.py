@@ -1,0 +1,246 @@
+"""`bespoke reproduce` as a whole: runs, comparison, what is left out and why."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import bespokefl
+from bespokefl.cli import app
+from bespokefl.results.files import TIMED_KEYS
+
+TABLE = """
+seeds = [0, 1]
+algorithms = ["local", { name = "fedavg", personal = "global" }, { name = "fedavg", label = "own-models" }]
+[data]
+source = "digits"
+clients = 6
+max_samples = 300
+[model]
+name = "linear"
+[train]
+rounds = 2
+local_epochs = 1
+lr = 0.5
+[paper]
+title = "Somebody, table 1"
+metrics = ["mean", "gain"]
+added = ["own-models"]
+[[paper.contradictions]]
+where = "first/fedavg/mean"
+says = "it is 60 here and 61 there."
+[[paper.data]]
+name = "Photographs"
+where = "https://example.org/photographs"
+licence = "CC0"
+layout = "photographs/ with a folder per class"
+settings = ["absent"]
+[[setting]]
+name = "first"
+title = "six clients"
+paper.numbers.mean = { local = 90.0, fedavg = 60.0 }
+[[setting]]
+name = "second"
+data.clients = 5
+train.participation = 0.5
+[[setting]]
+name = "absent"
+data.source = "images"
+data.root = "photographs"
+"""
+
+
+def bespoke(*arguments: object) -> Any:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("reproduce")
+    (folder / "experiments").mkdir()
+    (folder / "experiments" / "table.toml").write_text(TABLE)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def serial(here: Path) -> tuple[Path, Any]:
+    """All settings, one run after another."""
+    before = Path.cwd()
+    os.chdir(here)
+    try:
+        return here / "serial", bespoke("reproduce", "table", "--out", here / "serial", "--jobs", 1)
+    finally:
+        os.chdir(before)
+
+
+def compared(out: Path) -> dict[str, Any]:
+    return json.loads((out / "comparison.json").read_text())
+
+
+def column(comparison: dict[str, Any], setting: str, metric: str) -> dict[str, Any]:
+    found = next(one for one in comparison["settings"] if one["name"] == setting)
+    return next(one for one in found["columns"] if one["metric"] == metric)
+
+
+def untimed(folder: Path) -> Any:
+    rounds = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+    summary = json.loads((folder / "summary.json").read_text())
+    drop = lambda table: {key: value for key, value in table.items() if key not in TIMED_KEYS}  # noqa: E731
+    return [drop(line) for line in rounds], drop(summary), (folder / "clients.csv").read_text()
+
+
+def test_ours_beside_the_paper_s(serial: tuple[Path, Any]) -> None:
+    out, result = serial
+    means = {}
+    for label in ("local", "fedavg", "own-models"):
+        summaries = [json.loads((out / f"first/{label}/seed-{n}/summary.json").read_text()) for n in (0, 1)]
+        means[label] = [100 * summary["mean"] for summary in summaries]
+    found = {row["label"]: row for row in column(compared(out), "first", "mean")["methods"]}
+    for label, values in means.items():
+        assert found[label]["ours"] == pytest.approx(np.mean(values))
+        assert found[label]["ours_std_over_seeds"] == pytest.approx(np.std(values))
+    assert found["fedavg"]["difference"] == pytest.approx(np.mean(means["fedavg"]) - 60)
+    assert found["own-models"]["paper"] is None and not found["own-models"]["in_paper"]
+    gain = {row["label"]: row["ours"] for row in column(compared(out), "first", "gain")["methods"]}
+    assert gain["fedavg"] == pytest.approx(np.mean(means["fedavg"]) - np.mean(means["local"]))
+    text = result.output
+    line = next(line for line in text.splitlines() if line.split()[:1] == ["fedavg"] and "[1]" in line)
+    assert "60.00 [1]" in line and f"{np.mean(means['fedavg']) - 60:+.2f}" in line
+    assert "not in the paper" in text and "not at hand" in text
+    assert "[1] In the paper: it is 60 here and 61 there." in text
+    assert "Somebody, table 1: six clients: mean client accuracy %" in text
+    assert "the last round" in text and "std" not in text.split("Scored")[0].split("gain")[0]
+    page = (out / "comparison.md").read_text()
+    assert "60.00 [1] |" in page and "[1] In the paper: it is 60 here and 61 there." in page
+    holds = np.mean(means["local"]) > np.mean(means["fedavg"])
+    ordering = column(compared(out), "first", "mean")["ordering"]
+    assert ordering["kendall_tau"] == (1.0 if holds else -1.0) and ordering["methods"] == 2
+    assert ("ordering holds: Kendall's tau +1.00" in text) == holds
+
+
+def test_missing_data_are_named_and_the_others_run(serial: tuple[Path, Any]) -> None:
+    out, result = serial
+    assert result.exit_code == 2
+    message = " ".join(result.output.split())
+    for part in ("absent was not run", "https://example.org/photographs", "Licence: CC0", "a folder per class"):
+        assert part in message
+    assert "Traceback" not in result.output
+    assert sorted(path.parent.parent.name for path in out.glob("*/*/seed-0")) == ["first"] * 3 + ["second"] * 3
+    assert compared(out)["settings"][2]["missing_data"]
+
+
+def test_every_setting_is_an_ordinary_output_folder(serial: tuple[Path, Any]) -> None:
+    out, _ = serial
+    for setting in ("first", "second"):
+        assert (out / setting / "report.html").is_file() and (out / setting / "partition-seed-1.csv").is_file()
+    assert bespoke("report", out / "second").exit_code == 0
+
+
+def test_side_by_side_gives_the_same_numbers(
+    here: Path, serial: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(here)
+    out = here / "parallel"
+    result = bespoke("reproduce", "table", "--out", out, "--jobs", 2, "--only", "first/fedavg")
+    assert result.exit_code == 0, result.output
+    assert "2 runs, 2 at a time" in result.output
+    for seed in (0, 1):
+        assert untimed(out / f"first/fedavg/seed-{seed}") == untimed(serial[0] / f"first/fedavg/seed-{seed}")
+    assert (out / "first/partition-seed-1.csv").read_text() == (serial[0] / "first/partition-seed-1.csv").read_text()
+
+
+def test_finished_runs_are_skipped(here: Path, serial: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(here)
+    out, _ = serial
+    marks = {path: path.stat().st_mtime_ns for path in out.glob("*/*/seed-*/rounds.jsonl")}
+    again = bespoke("reproduce", "table", "--out", out, "--only", "first", "--only", "second")
+    assert again.exit_code == 0 and "12 runs finished before, skipped; 0 to run" in again.output
+    assert marks == {path: path.stat().st_mtime_ns for path in out.glob("*/*/seed-*/rounds.jsonl")}
+    other = bespoke("reproduce", "table", "--out", out, "--only", "first", "--set", "train.lr=0.4")
+    assert other.exit_code == 2 and "train.lr was 0.5 and is now 0.4" in " ".join(other.output.split())
+
+
+@pytest.mark.parametrize(
+    ("patterns", "expected"),
+    [
+        (["second/fed*"], {"second/fedavg"}),
+        (["own-models"], {"first/own-models", "second/own-models"}),
+        (["first/local", "second/own*"], {"first/local", "second/own-models"}),
+    ],
+)
+def test_only(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, patterns: list[str], expected: set[str]
+) -> None:
+    monkeypatch.chdir(here)
+    only = [word for pattern in patterns for word in ("--only", pattern)]
+    result = bespoke("reproduce", "table", "--out", tmp_path, "--jobs", 1, "--seed", 3, *only)
+    absent = "own-models" in patterns
+    assert result.exit_code == (2 if absent else 0), result.output
+    assert {str(path.parent.relative_to(tmp_path)) for path in tmp_path.glob("*/*/seed-3")} == expected
+    assert "seeds = [3] instead of [0, 1]" in " ".join(result.output.split())
+
+
+def test_a_pattern_that_matches_nothing(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(here)
+    result = bespoke("reproduce", "table", "--only", "first/fedavgg")
+    assert result.exit_code == 2
+    assert "settings: first, second, absent; methods: local, fedavg, own-models" in " ".join(result.output.split())
+    assert bespoke("reproduce", "table", "--scale", "tiny").exit_code == 2
+
+
+@pytest.mark.slow
+def test_a_failed_run_does_not_stop_the_others(here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(here)
+    (here / "breaking.py").write_text(
+        "import os\nfrom dataclasses import dataclass\nfrom typing import ClassVar\n"
+        "from bespokefl.algorithms.fedavg import FedAvg\n"
+        "@dataclass(frozen=True)\nclass Raises(FedAvg):\n    name: ClassVar[str] = 'raises'\n"
+        "    def round(self, server, cohort):\n        raise ArithmeticError('on purpose')\n"
+        "@dataclass(frozen=True)\nclass Dies(FedAvg):\n    name: ClassVar[str] = 'dies'\n"
+        "    def round(self, server, cohort):\n        os._exit(9)\n"
+    )
+    monkeypatch.syspath_prepend(str(here))
+    algorithms = '[{name="breaking:Dies"}, {name="breaking:Raises"}, "local"]'
+    table = TABLE.replace(TABLE.split("\n")[2], f"algorithms = {algorithms}")
+    (here / "experiments" / "broken.toml").write_text(table)
+    result = bespoke("reproduce", "broken", "--out", tmp_path, "--jobs", 2, "--only", "first", "--seed", 0)
+    assert result.exit_code == 1, result.output
+    assert "on purpose" in (tmp_path / "first/Raises/seed-0/error.txt").read_text()
+    assert "exit code 9" in (tmp_path / "first/Dies/seed-0/error.txt").read_text()
+    assert (tmp_path / "first/local/seed-0/summary.json").is_file()
+
+
+@pytest.mark.slow
+def test_ctrl_c_stops_cleanly_and_says_how_to_go_on(here: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "bespokefl", "reproduce", "table", "--out", str(tmp_path), "--jobs", "2"]
+    command += ["--only", "first", "--set", "train.rounds=100000"]
+    paths = [str(Path(bespokefl.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, cwd=here, env=environment, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while len(list(tmp_path.glob("first/*/*/checkpoint/*"))) < 2 and time.monotonic() < deadline:
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert "stopping after these rounds" in errors and "continue with: bespoke reproduce table" in errors
+    done = list(tmp_path.glob("first/*/*/rounds.jsonl"))
+    assert len(done) == 2 and all(path.read_text().endswith("\n") for path in done)
+    assert not list(tmp_path.glob("first/*/*/error.txt"))
+
+
+def test_run_runs_every_setting(here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(here)
+    (here / "two.toml").write_text(TABLE.rsplit("[[setting]]", 1)[0])
+    result = bespoke("run", here / "two.toml", "--out", tmp_path, "--seed", 0, "--set", "train.rounds=1")
+    assert result.exit_code == 0, result.output
+    assert {path.parent.parent.name for path in tmp_path.glob("*/*/seed-0")} == {"first", "second"}
+    assert "first: six clients" in result.output
