@@ -1,0 +1,141 @@
+"""The shipped experiments: all can be read, name what exists, and run at the small scale."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from bespokefl import assembly
+from bespokefl.cli import app
+from bespokefl.config import Part
+from bespokefl.config_file import read_parts
+from bespokefl.data import SOURCES
+from bespokefl.models import MODELS
+from bespokefl.reproduce import measures
+from bespokefl.reproduce.comparison import paper_numbers
+from bespokefl.tuning.space import read_spaces
+
+ROOT = Path(__file__).resolve().parents[2]
+PAPERS = {
+    "plgu": [*(f"table{n}" for n in (1, 2, 3, 4)), *(f"figure{n}" for n in (1, 5, 6))],
+    "pgfed": [*(f"table{n}" for n in (1, 2, 3, 4)), *(f"figure{n}" for n in (2, 3, 4))],
+    "fedpg-supp": [*(f"table{n}" for n in (1, 2, 3)), *(f"figure{n}" for n in (1, 2))],
+    "lgmix": [f"table{n}" for n in (1, 2, 3, 4, 6, 7, 8, 9, 10)],
+}
+NAMES = [f"{paper}-{place}" for paper, places in PAPERS.items() for place in places]
+every_experiment = pytest.mark.parametrize("name", NAMES)
+
+
+def bespoke(*arguments: object) -> Any:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def parts(name: str, scale: str = "paper") -> tuple[Part, ...]:
+    return read_parts(ROOT / "experiments" / f"{name}.toml", (), scale)  # type: ignore[arg-type]
+
+
+def test_there_is_a_file_for_every_table_and_figure() -> None:
+    shipped = {path.stem for path in (ROOT / "experiments").glob("*.toml")}
+    assert {name for name in shipped if re.match("(plgu|pgfed|fedpg|lgmix)-", name)} == set(NAMES)
+
+
+@every_experiment
+def test_it_can_be_read_and_names_what_exists(name: str) -> None:
+    for part in parts(name):
+        experiment = part.experiment
+        assert experiment.model.name in MODELS
+        for choice in experiment.algorithms:
+            assembly.make_algorithm(experiment, choice)
+        assert read_spaces(experiment)
+        measures.check(experiment.paper.metrics)
+        assert experiment.paper.title and experiment.paper.source
+        if SOURCES[experiment.data.source].files and experiment.data.source != "fashion-mnist":
+            assert experiment.paper.data
+
+
+@every_experiment
+def test_the_paper_s_numbers_are_of_methods_and_metrics_it_has(name: str) -> None:
+    for part in parts(name):
+        paper, labels = part.experiment.paper, {choice.label for choice in part.experiment.algorithms}
+        for metric, numbers in paper_numbers(paper).items():
+            assert metric in paper.metrics and numbers.keys() <= labels
+
+
+@every_experiment
+def test_contradictions_and_notes_point_at_something(name: str) -> None:
+    import fnmatch
+
+    found = parts(name)
+    cells = [
+        "/".join(text for text in (part.name, choice.label, metric) if text)
+        for part in found
+        for choice in part.experiment.algorithms
+        for metric in part.experiment.paper.metrics
+    ]
+    for note in found[0].experiment.paper.contradictions:
+        assert fnmatch.filter(cells, note.where), note.where
+    for data in found[0].experiment.paper.data:
+        for pattern in data.settings:
+            assert fnmatch.filter([part.name for part in found], pattern) or found[0].name == ""
+
+
+@every_experiment
+def test_the_small_scale_keeps_partition_methods_and_metrics(name: str) -> None:
+    for full, small in zip(parts(name), parts(name, "small"), strict=True):
+        assert not SOURCES[small.experiment.data.source].files
+        assert small.experiment.data.partition == full.experiment.data.partition
+        assert {c.name for c in small.experiment.algorithms} == {c.name for c in full.experiment.algorithms}
+        assert small.experiment.paper == full.experiment.paper
+        assert small.experiment.train.participation == full.experiment.train.participation
+
+
+@pytest.mark.parametrize(
+    ("name", "only", "metrics"),
+    [
+        ("pgfed-table3", ["cifar10-50/local", "cifar10-50/fedavg"], {"gain", "gain_std"}),
+        ("fedpg-supp-figure2", ["*/gamma-0", "*/gamma-1"], {"l_acc", "s_acc", "g_acc", "gm_acc"}),
+        ("lgmix-table6", ["*/*-b32"], {"mean"}),
+    ],
+)
+def test_small_runs_and_is_compared(name: str, only: list[str], metrics: set[str], tmp_path: Path) -> None:
+    chosen = [word for pattern in only for word in ("--only", pattern)]
+    result = bespoke(
+        "reproduce", name, "--scale", "small", "--out", tmp_path, "--jobs", 1, "--set", "train.rounds=2", *chosen
+    )
+    assert result.exit_code == 0, result.output
+    assert "SMALL SCALE" in result.output and "train.rounds = 2 instead of" in " ".join(result.output.split())
+    comparison = json.loads((tmp_path / "comparison.json").read_text())
+    assert comparison["scale"] == "small"
+    for setting in comparison["settings"]:
+        measured = {c["metric"] for c in setting["columns"] if any(m["ours"] is not None for m in c["methods"])}
+        assert measured == metrics
+    assert (tmp_path / "comparison.md").read_text().startswith(f"# {parts(name)[0].experiment.paper.title}")
+
+
+def test_missing_data_are_named(tmp_path: Path) -> None:
+    result = bespoke("reproduce", "pgfed-table2", "--out", tmp_path, "--data", tmp_path)
+    assert result.exit_code == 2 and "Traceback" not in result.output
+    message = " ".join(result.output.split())
+    assert "officeHomeDataset" in message and "medmnist.com" in message
+
+
+@pytest.mark.slow
+@every_experiment
+def test_all_of_it_at_the_small_scale(name: str, tmp_path: Path) -> None:
+    result = bespoke("reproduce", name, "--scale", "small", "--out", tmp_path, "--jobs", 1, "--set", "train.rounds=2")
+    assert result.exit_code == 0, result.output
+    comparison = json.loads((tmp_path / "comparison.json").read_text())
+    for setting in comparison["settings"]:
+        runs = {method["label"] for method in setting["columns"][0]["methods"] if method["ours"] is not None}
+        assert runs, setting["name"]
+
+
+def test_the_page_names_every_experiment() -> None:
+    page = (ROOT / "docs" / "reproduce.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| `([\w-]+)` \| (.+?) \|", page, re.MULTILINE))
+    assert rows.keys() >= set(NAMES)
+    for metric in measures.MEASURES:
+        assert f"`{metric}`" in page, metric
