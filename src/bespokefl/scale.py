@@ -15,8 +15,8 @@ SMALL: Document = {
     "seeds": [0],
     "data": {"source": "digits", "root": None, "normalize": "unit", "max_samples": None},
     "model": {"name": "mlp", "hidden": [64, 32], "head": None},
-    "train": {"rounds": 10, "local_epochs": 2, "batch_size": 20, "lr": 0.05},
-    "eval": {"every": 2},
+    "train": {"rounds": 30, "local_epochs": 2, "batch_size": 20, "lr": 0.05},
+    "eval": {"every": 5},
 }
 DOMAINS = 5  # of the embedded digits, where clients are domains
 FEWEST, MOST = 5, 20  # clients
