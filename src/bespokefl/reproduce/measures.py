@@ -56,6 +56,12 @@ def _gain(figure: Literal["mean", "std"]) -> Value:
     return value
 
 
+def _of_new_clients(run: StoredRun, _: StoredRun | None) -> float | None:
+    """The mean accuracy of clients that joined after the training, in their best epoch."""
+    found = (run.summary or {}).get("new_clients")
+    return None if not found else 100 * float(found["best"])
+
+
 def _seconds_per_round(run: StoredRun, _: StoredRun | None) -> float | None:
     summary = run.summary or {}
     return None if "train_seconds" not in summary else float(summary["train_seconds"]) / int(summary["rounds"])
@@ -87,7 +93,7 @@ MEASURES: dict[str, Measure] = {
     "gain": Measure("mean individual gain over Local, points", _gain("mean"), "points"),
     "gain_std": Measure("std of the gain over clients", _gain("std"), "points", higher_is_better=False),
     "rounds_to_target": Measure("rounds to the target", _of_summary("rounds_to_target", 1), "plain", False, 0),
-    "new_clients": Measure("new clients, best epoch, %", _of_summary("new_clients_best")),
+    "new_clients": Measure("new clients, best epoch, %", _of_new_clients),
     **_binary("auc", "AUC"),
     **_binary("sensitivity", "sensitivity"),
     **_binary("specificity", "specificity"),
