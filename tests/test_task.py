@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bespokefl.errors import InputError
-from bespokefl.task import Batch, Task, cross_entropy, hit, squared_error
+from bespokefl.losses import cross_entropy, hit, squared_error
+from bespokefl.task import Batch, Task
 
 KEY = torch.tensor(3)
 
@@ -233,7 +234,7 @@ def test_a_model_of_one_layer_is_all_head() -> None:
         ({"module": mlp(), "head": "nothing"}, r"model\.head = 'nothing'.*layers: 0, 2"),
         ({"module": mlp(), "head": "1"}, r"model\.head = '1'"),
         ({"module": nn.ReLU()}, "ReLU has no parameters"),
-        ({"module": mlp(), "loss": "hinge"}, "loss = 'hinge'.*cross_entropy, squared_error"),
+        ({"module": mlp(), "loss": "hinge"}, "loss = 'hinge'.*cross_entropy, squared_error, dice"),
     ],
 )
 def test_wrong_arguments(arguments: dict[str, object], message: str) -> None:

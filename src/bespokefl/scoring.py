@@ -9,8 +9,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from bespokefl.losses import hit
 from bespokefl.program import Down, Phase, Program, ordered
-from bespokefl.task import Batch, Task, hit
+from bespokefl.task import Batch, Task
 from bespokefl.trees import Model, Tree
 
 Outputs = Callable[[Task, Model, Batch], Tensor]

@@ -16,10 +16,10 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from bespokefl.errors import InputError
+from bespokefl.losses import CLASSIFYING, LOSSES, PerSample
 from bespokefl.modules import KeyedDropout, MaskedBatchNorm, with_stand_ins
 from bespokefl.trees import Model, pick
 
-PerSample = Callable[[Tensor, Tensor], Tensor]  # (outputs, targets) -> one value per sample
 Objective = Callable[[Model, Tensor, Tensor], Tensor]  # (x, outputs, h) -> what is minimised on a batch
 
 
@@ -68,23 +68,6 @@ class Layer(NamedTuple):
     kind: Literal["linear", "convolution", "other"]
 
 
-def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
-    """log sum exp(logits) - logits[y]: for few classes several times faster on a CPU than F.cross_entropy's kernel."""
-    return torch.logsumexp(logits, -1) - logits.gather(-1, y.unsqueeze(-1)).squeeze(-1)
-
-
-def squared_error(outputs: Tensor, y: Tensor) -> Tensor:
-    return 0.5 * ((outputs - y.view_as(outputs)) ** 2).reshape(len(outputs), -1).sum(1)
-
-
-LOSSES: dict[str, PerSample] = {"cross_entropy": cross_entropy, "squared_error": squared_error}
-
-
-def hit(logits: Tensor, y: Tensor) -> Tensor:
-    """1 where the largest logit is the label's (ties to the lowest index)."""
-    return (logits.argmax(-1) == y).to(logits.dtype)
-
-
 class Task:
     """Pure functions of a model for one client; ``initial`` is the tree the module came with.
 
@@ -93,7 +76,7 @@ class Task:
         loss: a name of ``LOSSES`` or a function of (outputs, targets) that returns one value per sample.
         head: dotted name of the last layer; default: the module's ``head`` or else its last layer with parameters.
         classifies: whether the largest output is a predicted label, so that there is an accuracy; default: with the
-            cross-entropy loss.
+            cross-entropy and the Dice loss.
         dtype: of parameters and computation.
         bf16: run forward and backward in bfloat16 autocast (parameters stay in their own type).
     """
@@ -111,7 +94,7 @@ class Task:
         if isinstance(loss, str) and loss not in LOSSES:
             raise InputError(f"loss = {loss!r} is not known; it is one of {', '.join(LOSSES)} or a function")
         self.per_sample: PerSample = LOSSES[loss] if isinstance(loss, str) else loss
-        self.classifies = loss == "cross_entropy" if classifies is None else classifies
+        self.classifies = loss in CLASSIFYING if classifies is None else classifies
         self.dtype, self.bf16 = dtype, bf16
         net = with_stand_ins(copy.deepcopy(module)).to(dtype)
         self.initial: Model = {k: v.detach().clone() for k, v in _float_tensors(net).items()}

@@ -49,9 +49,11 @@ def stack_inputs(blocks: Sequence[Block]) -> torch.Tensor:
 
 
 def stack_targets(blocks: Sequence[Block], dtype: torch.dtype) -> torch.Tensor:
-    """All y as one tensor: labels as int64, regression targets in the inputs' dtype."""
+    """All y as one tensor: labels as int64, masks as uint8, regression targets in the inputs' dtype."""
     y = np.concatenate([block.y for block in blocks])
-    return torch.from_numpy(y).to(dtype) if _kind(y) == "numbers" else torch.from_numpy(y.astype(np.int64))
+    if _kind(y) == "numbers":
+        return torch.from_numpy(y).to(dtype)
+    return torch.from_numpy(y.astype(np.uint8 if y.ndim == 3 else np.int64))
 
 
 def _pairs(entry: ClientArrays, name: str) -> list[tuple[str, Pair]]:
@@ -75,13 +77,18 @@ def _block(client: int, name: str, split: str, pair: Pair) -> Block:
         raise InputError(f"{where}: x has {len(x)} rows but y has shape {y.shape}; give one target per row.")
     if len(x) == 0 and split != "val":
         raise InputError(f"{where} has no samples; leave the client out or give it data.")
-    if y.ndim > 1 and _kind(y) == "labels":
-        raise InputError(f"{where}: integer labels y have shape {y.shape}; allowed: one label per row, ({len(x)},).")
+    if y.ndim > 1 and _kind(y) == "labels" and (x.ndim != 4 or y.shape != (len(x), *x.shape[2:])):
+        raise InputError(
+            f"{where}: integer labels y have shape {y.shape} beside x of shape {x.shape}; allowed: one label per row, "
+            f"({len(x)},), or masks (n, H, W) for images (n, C, H, W)."
+        )
     for field, values in (("x", x), ("y", y)):
         if values.dtype.kind == "f" and not np.isfinite(values).all():
             raise InputError(f"{where}: {field} holds NaN or infinity; fill in or drop such rows.")
     if _kind(y) == "labels" and len(y) and y.min() < 0:
         raise InputError(f"{where}: y holds the label {y.min()}; number the classes from 0.")
+    if y.ndim == 3 and _kind(y) == "labels" and y.max(initial=0) > 255:
+        raise InputError(f"{where}: y holds the label {y.max()}; masks have at most 256 classes.")
     return Block(client, split, x, y)
 
 

@@ -1,6 +1,7 @@
 """Pooled data before they are cut into clients."""
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -10,6 +11,7 @@ from bespokefl.rng import stream
 
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
+Masks = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True, eq=False)
@@ -18,7 +20,7 @@ class Dataset:
 
     name: str
     x: npt.NDArray[np.uint8] | npt.NDArray[np.float32]  # images (n, C, H, W), tables (n, features)
-    y: IntArray  # (n,), indices into classes
+    y: IntArray | Masks  # (n,) indices into classes; in segmentation (n, H, W) uint8, one for every pixel
     classes: tuple[str, ...]
     is_test: BoolArray | None = None  # rows of the official test split; None without one
     domain: IntArray | None = None  # (n,), indices into domains
@@ -39,8 +41,11 @@ class Dataset:
             raise self._wrong(
                 "x", f"holds NaN or infinity (first in row {row})", "finite numbers", "fill in or drop such rows"
             )
-        self._check_index("y", self.y, len(self.classes), "classes")
-        if self.is_test is not None and (self.is_test.shape != self.y.shape or self.is_test.dtype != np.bool_):
+        if self.has_masks:
+            self._check_masks()
+        else:
+            self._check_index("y", self.y, len(self.classes), "classes")
+        if self.is_test is not None and (self.is_test.shape != (len(self.x),) or self.is_test.dtype != np.bool_):
             seen = f"has shape {self.is_test.shape} and dtype {self.is_test.dtype}"
             raise self._wrong("is_test", seen, f"one bool per row, ({len(self.x)},)", "mark the rows of the test split")
         if self.domain is not None:
@@ -49,7 +54,28 @@ class Dataset:
     def __len__(self) -> int:
         return len(self.y)
 
-    def _check_index(self, field: str, values: IntArray, count: int, names: str) -> None:
+    @property
+    def has_masks(self) -> bool:
+        """Whether every pixel has a label."""
+        return self.y.ndim == 3
+
+    @property
+    def labels(self) -> IntArray:
+        """One class per sample, of data without masks."""
+        if self.has_masks:
+            raise InputError(f"{self.name} has masks, and no label of a whole sample.")
+        return self.y.astype(np.int64, copy=False)
+
+    def _check_masks(self) -> None:
+        expected = (len(self.x), *self.x.shape[2:])
+        if self.x.ndim != 4 or self.y.shape != expected or self.y.dtype != np.uint8:
+            seen = f"has shape {self.y.shape} and dtype {self.y.dtype} beside x of shape {self.x.shape}"
+            raise self._wrong("y", seen, "masks (n, H, W) of uint8 for images (n, C, H, W)", "make them agree")
+        if len(self.classes) < 2 or self.y.max() >= len(self.classes):
+            seen = f"holds the label {self.y.max()}, with {len(self.classes)} classes named"
+            raise self._wrong("y", seen, "0 (the background) to the last class", "name all classes, two or more")
+
+    def _check_index(self, field: str, values: npt.NDArray[Any], count: int, names: str) -> None:
         if values.shape != (len(self.x),) or values.dtype != np.int64:
             seen = f"has shape {values.shape} and dtype {values.dtype}"
             raise self._wrong(field, seen, f"one int64 per row of x, ({len(self.x)},)", "give each row one value")

@@ -18,7 +18,7 @@ class FederatedData:
     """Rows are stored once; a client is its row numbers per split. Rows may be shared and need no order."""
 
     x: torch.Tensor  # (rows, ...), floating, normalised
-    y: torch.Tensor  # (rows,) int64 labels, or floating regression targets
+    y: torch.Tensor  # (rows,) int64 labels, (rows, H, W) uint8 masks of labels, or floating regression targets
     splits: Splits  # "train", "val", "test": the row numbers of each client; val may be empty for all
     classes: tuple[str, ...]  # empty for regression
     client_names: tuple[str, ...]
@@ -49,14 +49,20 @@ class FederatedData:
         """The shape of one sample."""
         return tuple(self.x.shape[1:])
 
+    @property
+    def has_masks(self) -> bool:
+        """Whether every pixel has a label (segmentation)."""
+        return self.y.ndim == 3 and not self.y.is_floating_point()
+
     def sizes(self, split: str) -> IntArray:
         """The number of samples of each client."""
         return np.array([len(rows) for rows in self._rows(split)], dtype=np.int64)
 
     def counts(self, split: str) -> IntArray:
         """Samples of each client (row) in each class (column)."""
-        if not self.classes:
-            raise InputError("counts needs class labels, but these data have regression targets (floating y).")
+        if not self.classes or self.has_masks:
+            what = "masks" if self.has_masks else "regression targets (floating y)"
+            raise InputError(f"counts needs class labels, but these data have {what}.")
         sizes = self.sizes(split)
         owner = np.repeat(np.arange(self.clients), sizes)
         labels = self.y.cpu().numpy()[np.concatenate(self._rows(split))]
@@ -81,7 +87,7 @@ class FederatedData:
 
         Arrays or tensors; a mapping names the clients. A plain (x, y) is split at random by the fractions `test` and
         `val`. float64 inputs stay float64, uint8 inputs are scaled to [0, 1], others become float32. Integer y are
-        labels 0, 1, ...; floating y are regression targets.
+        labels 0, 1, ..., one per sample or (samples, H, W) one per pixel; floating y are regression targets.
         """
         names = tuple(clients) if isinstance(clients, Mapping) else tuple(str(i) for i in range(len(clients)))
         entries = list(clients.values()) if isinstance(clients, Mapping) else clients

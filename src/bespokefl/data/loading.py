@@ -66,13 +66,19 @@ def federate(
     """Cut a dataset that is already in memory into clients; arguments as in `load`."""
     scheme = lookup("data.partition", partition, PARTITIONS)
     chosen = parse_options(scheme.options, options, f"partition {partition!r}")
+    if scheme.by_label and dataset.has_masks:
+        allowed = ", ".join(other.name for other in PARTITIONS.values() if not other.by_label)
+        raise InputError(
+            f"data.partition = {partition!r} deals samples by their label, but those of {dataset.name} are masks; "
+            f"allowed: {allowed}."
+        )
     count = scheme.default_clients(dataset, chosen) if clients is None else clients
     _check_client_count(count, dataset)
     assignment = scheme.assign(dataset, count, seed, chosen)
     names = assignment.names or tuple(str(client) for client in range(count))
     test_used, val_used = _fractions(scheme, dataset, test, val)
     rows = rows_by_owner(assignment.owner, count)
-    splits = split_clients(rows, names, test_used, val_used, seed, dataset.y if scheme.stratified else None)
+    splits = split_clients(rows, names, test_used, val_used, seed, dataset.labels if scheme.stratified else None)
     record = {
         "source": {"name": dataset.name, "samples": len(dataset), "note": dataset.note},
         "partition": {"name": partition, "clients": count, "seed": seed} | asdict(chosen) | assignment.details,

@@ -45,6 +45,7 @@ class Partition:
     test: float | None = 0.25  # default test fraction; None: the dataset's official test share, else 0.25
     val: float = 0.0  # default validation fraction
     stratified: bool = False  # split each of a client's classes in the same proportions
+    by_label: bool = False  # needs one label per sample
     default_clients: Callable[[Dataset, Any], int] = _twenty_clients  # (dataset, options)
 
 
@@ -58,7 +59,7 @@ def rows_by_owner(owner: IntArray, clients: int) -> list[IntArray]:
 
 def _shuffled_classes(data: Dataset, seed: int) -> list[IntArray]:
     """The rows of each class, each class shuffled by a stream of its own."""
-    by_class = rows_by_owner(data.y, len(data.classes))
+    by_class = rows_by_owner(data.labels, len(data.classes))
     return [stream(seed, "partition-class", label).permutation(rows) for label, rows in enumerate(by_class)]
 
 
@@ -280,12 +281,28 @@ PARTITIONS: dict[str, Partition] = {
     for partition in (
         Partition("iid", "equal random parts", assign_iid),
         Partition(
-            "dirichlet", "label skew by Dirichlet(alpha) proportions (PGFed)", assign_dirichlet, DirichletOptions
+            "dirichlet",
+            "label skew by Dirichlet(alpha) proportions (PGFed)",
+            assign_dirichlet,
+            DirichletOptions,
+            by_label=True,
         ),
         Partition(
-            "labels", "a fixed number of labels per client, even (PLGU)", assign_labels, LabelsOptions, stratified=True
+            "labels",
+            "a fixed number of labels per client, even (PLGU)",
+            assign_labels,
+            LabelsOptions,
+            stratified=True,
+            by_label=True,
         ),
-        Partition("pathological", "two labels per client (FedPG)", assign_pathological, PathologicalOptions, test=None),
+        Partition(
+            "pathological",
+            "two labels per client (FedPG)",
+            assign_pathological,
+            PathologicalOptions,
+            test=None,
+            by_label=True,
+        ),
         Partition(
             "domain",
             "one domain per client (LG-Mix)",

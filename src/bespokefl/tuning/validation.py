@@ -23,7 +23,7 @@ def without_test_samples(data: FederatedData, share: float, seed: int) -> Federa
     """
     if has_validation(data):
         return replace(data, splits=data.splits | {"test": data.splits["val"]})
-    labels = data.y.cpu().numpy() if data.classes else None
+    labels = data.y.cpu().numpy() if data.classes and not data.has_masks else None
     train, held = zip(
         *(_hold_out(rows, share, seed, client, labels) for client, rows in enumerate(data.splits["train"])), strict=True
     )

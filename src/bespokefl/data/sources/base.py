@@ -56,7 +56,8 @@ def train_test(
     classes: tuple[str, ...],
 ) -> Dataset:
     """A dataset whose train rows come first and whose test rows follow."""
-    y = np.concatenate([y_train, y_test]).astype(np.int64)
+    y = np.concatenate([y_train, y_test])
+    y = y if y.ndim == 3 else y.astype(np.int64)
     return Dataset(name, x, y, classes, is_test=np.arange(len(y)) >= len(y_train))
 
 

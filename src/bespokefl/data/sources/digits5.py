@@ -54,7 +54,7 @@ def _load(root: Path | None, options: Digits5Options) -> Dataset:
         if options.per_domain is not None and options.per_domain < len(data):
             rows = stream(0, "per_domain", index).choice(len(data), options.per_domain, replace=False)
             data = data.take(np.sort(rows))
-        parts[domain] = (resized_rgb(data.x.astype(np.uint8, copy=False), 28), data.y)
+        parts[domain] = (resized_rgb(data.x.astype(np.uint8, copy=False), 28), data.labels)
     if len(parts) < 2:
         raise FilesMissing(f"found {len(parts)} of the domains {', '.join(DOMAINS)}; at least two are needed")
     note = f"domains not found and left out: {', '.join(absent)}" if absent else ""

@@ -70,7 +70,7 @@ def dataset_of(name: str, path: Path, classes: tuple[str, ...] | None = None) ->
             f"{path} holds the keys {', '.join(sorted(arrays))}; allowed: {', '.join(SPLIT)} (and classes), "
             f"or {', '.join(POOLED)} (and {', '.join(OPTIONAL)})."
         )
-    labels = [_whole_numbers(arrays[key], f"{path}: {key}") for key in keys[1::2]]
+    labels = [_labels(arrays[key], f"{path}: {key}") for key in keys[1::2]]
     inputs = [as_inputs(arrays[key], f"{path}: {key}") for key in keys[::2]]
     if "classes" in arrays:
         classes = _strings(arrays["classes"])
@@ -96,14 +96,27 @@ def _check_pairs(path: Path, inputs: list[npt.NDArray[Any]], labels: list[npt.ND
             f"{test.shape[1:]} and {test.dtype}; both must agree."
         )
     for x, y, split in zip(inputs, labels, ("train", "test"), strict=True):
-        if y.shape != (len(x),):
-            raise InputError(f"{path}: x_{split} has {len(x)} rows but y_{split} has shape {y.shape}; one label a row.")
+        if y.shape not in ((len(x),), (len(x), *x.shape[2:])):
+            raise InputError(
+                f"{path}: x_{split} has {len(x)} rows but y_{split} has shape {y.shape}; one label a row, or of images "
+                "one a pixel."
+            )
 
 
 def _whole_numbers(values: npt.NDArray[Any], where: str) -> npt.NDArray[np.int64]:
     if values.dtype.kind not in "biu":
         raise InputError(f"{where} has dtype {values.dtype}; allowed: whole numbers from 0.")
     return values.astype(np.int64)
+
+
+def _labels(values: npt.NDArray[Any], where: str) -> npt.NDArray[Any]:
+    """One int64 per row; masks (rows, height, width) as uint8."""
+    whole = _whole_numbers(values, where)
+    if whole.ndim != 3:
+        return whole
+    if whole.size and (whole.min() < 0 or whole.max() > 255):
+        raise InputError(f"{where} holds labels from {whole.min()} to {whole.max()}; masks have classes 0 to 255.")
+    return whole.astype(np.uint8)
 
 
 def _strings(values: npt.NDArray[Any]) -> tuple[str, ...]:
