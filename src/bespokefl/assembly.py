@@ -14,9 +14,12 @@ from bespokefl.config import AlgorithmChoice, Document, Experiment
 from bespokefl.data import PARTITIONS, SOURCES, FederatedData, load
 from bespokefl.data.options import option_names, parse_options
 from bespokefl.engines import Engine, build_engine
+from bespokefl.errors import InputError
 from bespokefl.federation import Federation
 from bespokefl.rng import derived_seed
 from bespokefl.task import Task
+
+OF_THE_RUN = frozenset({"rounds", "participation", "loss"})  # keys of [train] that algorithms are not told
 
 
 def load_data(experiment: Experiment, seed: int) -> FederatedData:
@@ -42,7 +45,18 @@ def make_task(experiment: Experiment, seed: int, data: FederatedData) -> Task:
     precision = experiment.engine.precision
     dtype = torch.float64 if precision == "float64" else torch.float32
     module = make_module(experiment, seed, data)
-    return Task(module, head=experiment.model.head, dtype=dtype, bf16=precision == "bf16")
+    loss = chosen_loss(experiment, data)
+    return Task(module, loss, head=experiment.model.head, dtype=dtype, bf16=precision == "bf16")
+
+
+def chosen_loss(experiment: Experiment, data: FederatedData) -> str:
+    """The loss of train.loss, or the one that suits the labels."""
+    loss = experiment.train.loss
+    if loss == "dice" and not data.has_masks:
+        raise InputError(
+            "train.loss = 'dice' is for masks, but these data have one label a sample; use 'cross_entropy'."
+        )
+    return ("dice" if data.has_masks else "cross_entropy") if loss == "auto" else loss
 
 
 def make_engine(experiment: Experiment) -> Engine:
@@ -56,7 +70,7 @@ def make_algorithm(experiment: Experiment, choice: AlgorithmChoice) -> Algorithm
 
 def _settings(experiment: Experiment) -> Document:
     """What [train] says about local training, in the algorithms' terms."""
-    settings = experiment.train.model_dump(exclude={"rounds", "participation"})
+    settings = experiment.train.model_dump(exclude=set(OF_THE_RUN))
     return settings | {"batch_size": None if settings["batch_size"] == "full" else settings["batch_size"]}
 
 
@@ -94,7 +108,7 @@ def resolved(experiment: Experiment, choice: AlgorithmChoice, seed: int, data: F
         "algorithm": {"name": choice.name, "label": choice.label} | _hyper(experiment, choice),
         "data": _resolved_data(experiment, seed, data),
         "model": _resolved_model(experiment, task),
-        "train": experiment.train.model_dump(),
+        "train": experiment.train.model_dump() | {"loss": chosen_loss(experiment, data)},
         "eval": experiment.eval.model_dump(),
         "engine": experiment.engine.model_dump(),
         "checkpoint": experiment.checkpoint.model_dump(),

@@ -61,6 +61,24 @@ def f1(counts: Counts) -> Floats:
     return _share(2 * _right(counts), counts.sum(-1) + counts.sum(-2), counts.sum((-2, -1))[..., None])
 
 
+def balanced_accuracy(counts: Counts) -> Floats:
+    """Mean recall over the classes that occur: each counts the same, however many samples it has."""
+    return _mean_over(recall(counts), counts.sum(-1) > 0)
+
+
+def macro_f1(counts: Counts) -> Floats:
+    """Mean F1 over the classes that occur or are predicted (scikit-learn's default)."""
+    return _mean_over(f1(counts), counts.sum(-1) + counts.sum(-2) > 0)
+
+
+def _mean_over(values: Floats, present: Mask) -> Floats:
+    """Over the last axis; NaN where nothing is present."""
+    number = present.sum(-1)
+    total = np.where(present, values, 0).sum(-1)
+    mean: Floats = np.divide(total, number, out=np.full(number.shape, np.nan), where=number > 0)
+    return mean
+
+
 def real(mask: npt.ArrayLike | None, shape: tuple[int, ...]) -> Mask:
     """The mask as an array of that shape; no mask: every sample counts."""
     array = np.ones(shape, dtype=np.bool_) if mask is None else np.asarray(mask)

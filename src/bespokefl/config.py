@@ -49,6 +49,7 @@ class TrainSection(Section):
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     participation: Annotated[float, Field(gt=0, le=1)] = 1.0
     drop_last: bool = False  # leave an incomplete last batch of an epoch out
+    loss: Literal["auto", "cross_entropy", "dice"] = "auto"  # auto: dice where labels are masks, else cross_entropy
 
 
 class EvalSection(Section):
@@ -56,6 +57,7 @@ class EvalSection(Section):
     select: Literal["auto", "last", "val", "best_test"] = "auto"  # auto: val with validation data, else last
     s_fraction: Annotated[float, Field(ge=0, le=1)] = 0.1  # c of the S-accuracy
     cross: bool | Literal["auto"] = "auto"  # S- and G-accuracy; auto: where they cost seconds
+    target: Annotated[float, Field(gt=0, le=1)] | None = None  # rounds are counted until the mean reaches it
 
 
 class EngineSection(Section):
@@ -74,6 +76,7 @@ class CheckpointSection(Section):
 
 class OutputSection(Section):
     personal: bool = False  # write each client's model
+    surface: bool = False  # write how the loss lies around some models of the last round
 
 
 class TuneSection(Section):

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from bespokefl import assembly
 from bespokefl.config import AlgorithmChoice, Experiment
 from bespokefl.data import FederatedData
@@ -117,12 +119,17 @@ def explain(error: Exception) -> str:
 
 def describe_partition(data: FederatedData, out: Path, seed: int) -> None:
     """Labels per client as numbers and as a picture."""
-    counts = data.counts("train") + data.counts("val") + data.counts("test")
+    sizes = {split: data.sizes(split) for split in ("train", "val", "test")}
     columns: dict[str, Any] = {"client": range(data.clients), "name": data.client_names}
-    columns |= {f"n_{split}": data.sizes(split) for split in ("train", "val", "test")}
-    columns |= {f"label {name}": counts[:, label] for label, name in enumerate(data.classes)}
+    columns |= {f"n_{split}": size for split, size in sizes.items()}
+    labels: tuple[str, ...] = ("images",) if data.has_masks else data.classes
+    if data.has_masks:
+        counts = np.sum(list(sizes.values()), axis=0)[:, None]
+    else:
+        counts = data.counts("train") + data.counts("val") + data.counts("test")
+        columns |= {f"label {name}": counts[:, label] for label, name in enumerate(labels)}
     files.write_csv(out / f"partition-seed-{seed}.csv", columns)
-    pictures.save(pictures.partition_figure(counts, data.classes), out / f"partition-seed-{seed}")
+    pictures.save(pictures.partition_figure(counts, labels), out / f"partition-seed-{seed}")
 
 
 # before the start ------------------------------------------------------------------------------------
@@ -163,7 +170,7 @@ def make_plan(experiment: Experiment, choice: AlgorithmChoice, seed: int, out: P
         rounds=experiment.train.rounds,
         eval=experiment.eval,
         checkpoint=experiment.checkpoint,
-        personal=experiment.output.personal,
+        output=experiment.output,
         document=document,
     )
 

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -19,9 +19,11 @@ from bespokefl.data.federated import FederatedData
 from bespokefl.engines import Engine, build_engine
 from bespokefl.engines.base import Resident
 from bespokefl.errors import InputError
+from bespokefl.evaluation import batch_size, closer_look, evaluation, joined, of_all, judged_by
 from bespokefl.metrics import summarise
 from bespokefl.program import Call, Rows
 from bespokefl.rng import stream
+from bespokefl.sample_metrics import Judged
 from bespokefl.scoring import GLOBAL_MODEL, Evaluation, network_outputs, scored
 from bespokefl.serial import pack, unpack
 from bespokefl.states import ClientStates
@@ -30,8 +32,7 @@ from bespokefl.trees import Model, Tree
 
 Schedule = Sequence[Iterable[int]] | Callable[[int], Iterable[int]]
 
-SCORING_BATCH = 256
-SCORING_BYTES = 2**28  # of client states that are gathered at once to be scored
+SCORING_BYTES = 2**28  # of client states, or of kept answers, that are gathered at once to be scored
 
 
 @dataclass(frozen=True)
@@ -66,17 +67,25 @@ class History:
         return np.stack([e.accuracy for e in self.evaluations.values()])
 
     def summary(self) -> dict[str, float]:
-        """Mean, std, worst and top 5 % of the clients' accuracies in the last evaluated round."""
-        if np.isnan(self.accuracy[-1]).all():
+        """Mean, std, worst and top 5 % of the clients' accuracies (of masks: Dice) in the last evaluated round."""
+        last = list(self.evaluations.values())[-1].main
+        if np.isnan(last).all():
             raise InputError("no client has an accuracy (a task without classes?); see the losses in rows()")
-        return dict(summarise(self.accuracy[-1]))  # type: ignore[arg-type]
+        return dict(summarise(last))  # type: ignore[arg-type]
 
     def rows(self) -> list[dict[str, Any]]:
         """One row per (round, client): the primary result, of which all else is a view."""
         return [
-            {"round": r, "client": int(c), "n_test": int(n), "accuracy": float(a), "loss": float(loss)}
+            {
+                "round": r,
+                "client": int(client),
+                "n_test": int(e.n[place]),
+                "accuracy": float(e.accuracy[place]),
+                "loss": float(e.loss[place]),
+                **{name: float(values[place]) for name, values in e.further.items()},
+            }
             for r, e in self.evaluations.items()
-            for c, n, a, loss in zip(*e, strict=True)
+            for place, client in enumerate(e.clients)
         ]
 
 
@@ -130,6 +139,8 @@ class Federation:
         self.site = Site(
             self.task, resident, data.splits, data.sizes("train"), self.engine, states, seed, self._attacker()
         )
+        if data.has_masks:
+            _ = self._judged  # refuses a model that does not answer with maps
 
     # rounds ------------------------------------------------------------------------------------------
     def round(self, clients: Iterable[int] | None = None, silent: Collection[int] = ()) -> RoundRecord:
@@ -206,24 +217,42 @@ class Federation:
         split: str = "test",
         model: str = "personal",
         clients: Sequence[int] | None = None,
-        rows: Sequence[Rows] | None = None,
+        rows: Sequence[Rows] | Rows | None = None,
+        *,
+        closer: bool = False,
     ) -> Evaluation:
         """Scores the personal (or the global) model of every client on its own split. Reads, never writes.
 
         Unless ``clients`` names them, malicious clients are left out: NaN, of 0 samples.
-        ``rows`` scores client i on the given sample rows instead (one array per client of the federation).
+        ``rows`` are scored on instead: a list has an array of sample rows for each client of the federation; a single
+        array is for all, so that a stack of models meets each batch together. ``closer`` measures all that there is
+        for the task (`sample_metrics`), also what takes its time; without it, two classes have their AUC and so on, and
+        masks their Dice, unless rows are given.
         """
         if model not in ("personal", "global"):
             raise InputError(f"model = {model!r}: it is 'personal' or 'global'")
-        split = split if rows is None else "given rows"  # a program that trains on ``split`` still gets its own
-        splits = {split: self.data.splits[split] if rows is None else rows}
+        own: Sequence[Rows] = self.data.splits[split] if rows is None else rows  # type: ignore[assignment]
+        shared = isinstance(rows, np.ndarray) and rows.ndim == 1
+        if shared:
+            own = [np.asarray(rows)] * self.data.clients
+        name = split if rows is None else "given rows"  # a program that trains on ``split`` still gets its own
+        look, judged = None, self._judged
+        if judged is not None and (closer or (rows is None and judged.always)):
+            look = closer_look(judged, self.data, own, slow=closer)
         parts = []
-        for cohort in self._cohorts(self.honest.tolist() if clients is None else clients):
+        asked = self.honest.tolist() if clients is None else clients
+        for cohort in self._cohorts(asked, look.answers.nbytes(self.task) if look else 0):
             call = self._personal(cohort) if model == "personal" else self._global()
-            found, tally = self._read(self._scored(call, split, model), cohort, splits)
-            parts.append(_evaluation(cohort.ids, found, tally, self.task.classifies))
-        scores = Evaluation(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
-        return scores if clients is not None else _of_all(scores, self.data.clients)
+            outputs = self.algorithm.outputs if model == "personal" else network_outputs
+            program = scored(call.program, name, batch_size(self.data), outputs, look.answers if look else None, shared)
+            found, tally = self._read(call._replace(program=program), cohort, {name: own})
+            parts.append(evaluation(self.task, self.data.y, cohort.ids, own, found, tally, look))
+        scores = joined(parts)
+        return scores if clients is not None else of_all(scores, self.data.clients)
+
+    @cached_property
+    def _judged(self) -> Judged | None:
+        return judged_by(self.task, self.data, self.site.data)
 
     def facts(self) -> dict[str, NDArray[Any]]:
         """What the algorithm shows of its state: arrays of the server, and of the clients stacked by id."""
@@ -244,10 +273,6 @@ class Federation:
             raise InputError(f"{type(self.algorithm).__name__} has no global model to score")
         return Call(GLOBAL_MODEL, {"w": w})
 
-    def _scored(self, call: Call, split: str, model: str) -> Call:
-        outputs = self.algorithm.outputs if model == "personal" else network_outputs
-        return call._replace(program=scored(call.program, split, SCORING_BATCH, outputs))
-
     def _read(self, call: Call, cohort: Cohort, splits: dict[str, Any] | None = None) -> tuple[Rows, dict[str, Tree]]:
         """Runs a program without any trace: no state, no traffic, no failure is recorded."""
         result = self.engine.run(
@@ -255,10 +280,11 @@ class Federation:
         )
         return result.positions, result.uploads
 
-    def _cohorts(self, clients: Sequence[int] | None) -> Iterable[Cohort]:
+    def _cohorts(self, clients: Sequence[int] | None, kept_bytes: int = 0) -> Iterable[Cohort]:
+        """Groups of clients whose states, and what else is kept of each of them, fit into memory."""
         ids = np.arange(self.data.clients) if clients is None else np.asarray(clients, dtype=np.int64)
-        heaviest = max(trees.nbytes(self.site.states.initial), trees.nbytes(self.task.initial), 1)
-        size = max(self.cohort_size, SCORING_BYTES // heaviest)
+        heaviest = max(trees.nbytes(self.site.states.initial), trees.nbytes(self.task.initial), kept_bytes, 1)
+        size = max(1 if kept_bytes == heaviest else self.cohort_size, SCORING_BYTES // heaviest)
         for k in range(0, len(ids), size):
             yield Cohort(self.site, ids[k : k + size], self.rounds_done)
 
@@ -315,25 +341,3 @@ def _cohort_size(clients: int, participation: float, clients_per_round: int | No
     if not 0 < participation <= 1:
         raise InputError(f"train.participation = {participation}: it is a share above 0 and at most 1")
     return max(1, int(participation * clients + 1e-9))  # 0.29 of 100 is 29 in spite of rounding
-
-
-def _evaluation(ids: Rows, found: Rows, tally: dict[str, Tree], classifies: bool) -> Evaluation:
-    """Arrays over all asked clients; NaN for those that could not be scored."""
-    n = np.zeros(len(ids))
-    accuracy, loss = np.full(len(ids), np.nan), np.full(len(ids), np.nan)
-    if len(found):
-        n[found] = tally["n"].cpu().numpy()
-        with np.errstate(invalid="ignore", divide="ignore"):
-            loss[found] = tally["loss"].cpu().numpy() / n[found]
-            if classifies:
-                accuracy[found] = tally["hits"].cpu().numpy() / n[found]
-    return Evaluation(ids, n.astype(np.int64), accuracy, loss)
-
-
-def _of_all(found: Evaluation, clients: int) -> Evaluation:
-    """The same with an entry for every client: NaN for those that were not scored."""
-    if len(found.clients) == clients:
-        return found
-    n, accuracy, loss = np.zeros(clients, dtype=np.int64), np.full(clients, np.nan), np.full(clients, np.nan)
-    n[found.clients], accuracy[found.clients], loss[found.clients] = found.n, found.accuracy, found.loss
-    return Evaluation(np.arange(clients), n, accuracy, loss)

@@ -13,6 +13,9 @@ from bespokefl.errors import InputError
 
 Tail = Literal["mean", "quantile"]
 
+# Of a client, beside its accuracy: of two classes, of more, and of masks (`sample_metrics` computes them).
+SAMPLE_METRICS = ("auc", "sensitivity", "specificity", "f1", "balanced_accuracy", "dice", "hausdorff")
+
 
 class Summary(TypedDict):
     """Figures over the clients that have test data."""
@@ -113,7 +116,7 @@ def rounds_to_target(mean_acc: npt.ArrayLike, target: float, rounds: Sequence[in
     return int(numbers[int(reached[0])]) if reached.size else None
 
 
-def speed_ups(rounds: Mapping[str, int | None]) -> dict[str, float | None]:
+def speed_ups(rounds: Mapping[str, float | None]) -> dict[str, float | None]:
     """How many times sooner than the slowest each method reached the target; None stays None and slows nobody."""
     slowest = max((needed for needed in rounds.values() if needed is not None), default=0)
     return {name: None if needed is None else slowest / needed for name, needed in rounds.items()}

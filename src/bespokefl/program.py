@@ -28,6 +28,7 @@ class Batches(NamedTuple):
     stream: str | None = "batch"  # None: in order
     drop_last: bool = False  # drop an incomplete last batch (never the only one)
     steps: int | None = None  # stop after so many batches, wrapping over epochs
+    shared: bool = False  # the split is the same rows for every client, in order: gathered once for a stack of them
 
     def plan(self, rows: Rows, seed: int, round: int, client: int, drawn: int) -> list[Rows]:
         """The batches of one client; ``drawn`` epochs were taken from the stream by earlier phases of the program."""
@@ -55,9 +56,9 @@ def shuffled(epochs: int, size: int | None = None, *, steps: int | None = None, 
     return Batches("train", epochs, size, steps=steps, drop_last=drop_last)
 
 
-def ordered(split: str = "train", size: int | None = None) -> Batches:
+def ordered(split: str = "train", size: int | None = None, *, shared: bool = False) -> Batches:
     """One pass over a split in its stored order; draws nothing."""
-    return Batches(split, 1, size, stream=None)
+    return Batches(split, 1, size, stream=None, shared=shared)
 
 
 class Phase(NamedTuple):
@@ -88,6 +89,9 @@ def plan_phases(
     for phase in program.phases:
         b = phase.batches
         first = drawn.get(b.stream, 0)
-        plans.append([b.plan(splits[b.split][i], seed, round, int(i), first) for i in clients])
+        if b.shared and len(clients):
+            plans.append([b.plan(splits[b.split][clients[0]], seed, round, int(clients[0]), first)] * len(clients))
+        else:
+            plans.append([b.plan(splits[b.split][i], seed, round, int(i), first) for i in clients])
         drawn[b.stream] = first + b.epochs_drawn()
     return plans

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from bespokefl import __version__, checkpoint, metrics, trees
-from bespokefl.config import CheckpointSection, Document, EvalSection
+from bespokefl.config import CheckpointSection, Document, EvalSection, OutputSection
 from bespokefl.engines.memory import peak_bytes
 from bespokefl.federation import Federation, RoundRecord
 from bespokefl.interrupts import StopRequest
@@ -22,6 +22,7 @@ from bespokefl.results import files, store
 from bespokefl.results.evaluations import EVALUATIONS, EvaluationLog
 from bespokefl.results.facts import is_kept, write_facts
 from bespokefl.results.model_file import write_model
+from bespokefl.results.summary import client_columns, further_figures, main_figures, meanings
 from bespokefl.selection import Score, Selection, affordable, choose_rule
 from bespokefl.tomlfile import dumps
 from bespokefl.watch import Watch
@@ -41,7 +42,7 @@ class RunPlan:
     rounds: int
     eval: EvalSection
     checkpoint: CheckpointSection
-    personal: bool
+    output: OutputSection
     document: Document  # the resolved configuration
 
 
@@ -103,10 +104,10 @@ class Run:
             val = self.federation.evaluate(split="val", model="personal") if self.rule == "val" else None
             evaluations.append(record.round, {"test": test, "val": val})
             self.selection.consider(record.round, test, val)
-            summary = metrics.summarise(test.accuracy)
+            summary = metrics.summarise(test.main)
             figures = {key: summary[key] for key in ("mean", "std", "worst5", "top5")}
             figures["loss"] = float(np.nanmean(test.loss))
-            val_mean = None if val is None else metrics.summarise(val.accuracy)["mean"]
+            val_mean = None if val is None else metrics.summarise(val.main)["mean"]
         return {
             "round": record.round,
             **figures,
@@ -122,7 +123,7 @@ class Run:
     def _write_facts(self, round_: int, nth: int, of: int) -> None:
         facts = self.federation.facts()
         if facts and is_kept(nth, of, sum(value.nbytes for value in facts.values())):
-            write_facts(self.plan.folder, round_, facts)
+            write_facts(self.plan.folder, round_, facts, [layer.name for layer in self.federation.task.layers])
 
     def _crosses(self) -> bool:
         """Whether S- and G-accuracy are measured; they are in every round that may be the selected one."""
@@ -132,7 +133,8 @@ class Run:
         fed = self.federation
         scored = 1 if self.rule == "last" else -(-self.plan.rounds // self.plan.eval.every)
         rows = int(fed.data.sizes("test").sum())
-        return affordable(fed.data.clients, rows, fed.task.size, scored, fed.engine.device.type)
+        pixels = fed.data.y[0].numel() if fed.data.has_masks else 1
+        return affordable(fed.data.clients, rows, fed.task.size, scored, fed.engine.device.type, pixels=pixels)
 
     # checkpoints -------------------------------------------------------------------------------------
     def _save(self, log: files.RoundLog) -> None:
@@ -168,9 +170,10 @@ class Run:
     def _write_results(self, log: files.RoundLog) -> None:
         score, folder = self.selection.score, self.plan.folder
         assert score is not None
-        if self.plan.personal:
+        if self.plan.output.personal:
             self._write_personal_models(folder / files.PERSONAL)
-        files.write_csv(folder / files.CLIENTS, self._clients(score, log))
+        columns = client_columns(self.federation.data, score, log.lines) | self._malicious_column()
+        files.write_csv(folder / files.CLIENTS, columns)
         store.write_results(folder, self.plan.name, score.round)
         files.write_json(folder / files.SUMMARY, self._summary(score, log))
 
@@ -184,42 +187,17 @@ class Run:
         fed = self.federation
         return {"malicious": (~np.isin(range(fed.data.clients), fed.honest)).astype(int)} if len(fed.malicious) else {}
 
-    def _clients(self, score: Score, log: files.RoundLog) -> dict[str, Any]:
-        data = self.federation.data
-        asked = np.bincount([c for line in log.lines for c in line["clients"]], minlength=data.clients)
-        failed = np.bincount([int(c) for line in log.lines for c in line["failed"]], minlength=data.clients)
-        return {
-            "client": range(data.clients),
-            "n_train": data.sizes("train"),
-            "n_test": data.sizes("test"),
-            "accuracy": score.accuracy,
-            "loss": score.loss,
-            "global_accuracy": score.global_accuracy,
-            "s_accuracy": score.s_accuracy,
-            "g_accuracy": score.g_accuracy,
-            "n_val": data.sizes("val"),
-            "rounds_asked": asked,
-            "rounds_failed": failed,
-            "name": data.client_names,
-            **self._malicious_column(),
-        }
-
     def _summary(self, score: Score, log: files.RoundLog) -> dict[str, Any]:
         fed, plan = self.federation, self.plan
-        figures = metrics.summarise(score.accuracy)
+        figures = main_figures(score, fed.data.sizes("test"))
+        further = further_figures(score, log.lines, plan.eval.target, len(fed.malicious))
+        who = self._who_is_scored()
         return {
             "algorithm": plan.name,
             "seed": plan.seed,
             "rounds": plan.rounds,
             "selection": self.rule,
-            "mean": figures["mean"],
-            "std": figures["std"],
-            "worst5": figures["worst5"],
-            "top5": figures["top5"],
-            "gm_acc": _pooled(score.global_accuracy, fed.data.sizes("test")),
-            "l_acc": figures["mean"],
-            "s_acc": _mean_or_none(score.s_accuracy),
-            "g_acc": _mean_or_none(score.g_accuracy),
+            **figures,
             "bytes_total": log.total("bytes_down") + log.total("bytes_up"),
             "train_seconds": float(log.total("seconds")),
             "peak_memory_bytes": peak_bytes(fed.engine.device),
@@ -229,13 +207,14 @@ class Run:
             "label": plan.label,
             "selected_round": score.round,
             "model": getattr(fed.algorithm, "personal", "own"),
-            "scored": f"personal models of {self._who_is_scored()}, round {score.round}, test split",
+            "scored": f"personal models of {who}, round {score.round}, test split",
             "n_clients": fed.data.clients,
-            "clients_without_test": figures["left_out"] - len(fed.malicious),
             "clients_failed": sum(len(line["failed"]) for line in log.lines),
             "waste": float(log.total("waste")) / len(log.lines),
             "s_fraction": plan.eval.s_fraction,
             **({"attack": fed.attack.kind, "malicious": fed.malicious.tolist()} if len(fed.malicious) else {}),
+            **further,
+            "what": meanings(figures | further, score, who, len(fed.honest), plan.eval.s_fraction),
         }
 
     def _who_is_scored(self) -> str:
@@ -283,13 +262,3 @@ def model_note(federation: Federation, client: int, label: str) -> dict[str, str
 
 def _part(tensors: dict[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
     return {k.removeprefix(f"{prefix}/"): v for k, v in tensors.items() if k.startswith(f"{prefix}/")}
-
-
-def _mean_or_none(values: Any) -> float | None:
-    return None if np.isnan(values).all() else float(np.nanmean(values))
-
-
-def _pooled(accuracy: Any, rows: Any) -> float | None:
-    """The accuracy on the union of all test rows, from that on each client's."""
-    tested = ~np.isnan(accuracy)
-    return float((accuracy[tested] * rows[tested]).sum() / rows[tested].sum()) if tested.any() else None

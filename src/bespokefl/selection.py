@@ -4,7 +4,7 @@ The per-client rows of the best round so far are kept, not the models: they are 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -19,6 +19,8 @@ from bespokefl.scoring import Evaluation
 
 Floats = npt.NDArray[np.float64]
 Rule = Literal["last", "val", "best_test"]
+
+FURTHER = "further/"  # before the names of further metrics in a checkpoint
 
 AFFORDABLE = {"cpu": 5e10}  # multiplications that S- and G-accuracy may cost unasked: seconds
 AFFORDABLE_ON_ACCELERATOR = 5e12
@@ -35,10 +37,21 @@ class Score:
     global_accuracy: Floats  # of the global model on the same data
     s_accuracy: Floats  # of the personal model on its own and some other clients' test data
     g_accuracy: Floats  # of the personal model on all (honest) clients' test data
+    further: Mapping[str, Floats] = field(default_factory=dict)  # of the personal model on its own, by name
+
+    @property
+    def main_metric(self) -> str:
+        return "dice" if "dice" in self.further else "accuracy"
+
+    @property
+    def main(self) -> Floats:
+        """What methods are compared by."""
+        return self.further.get("dice", self.accuracy)
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """For a checkpoint, bit for bit."""
         columns = {name: value for name, value in vars(self).items() if isinstance(value, np.ndarray)}
+        columns |= {FURTHER + name: values for name, values in self.further.items()}
         columns["round, criterion"] = np.array([self.round, self.criterion])
         return {name: torch.from_numpy(value) for name, value in columns.items()}
 
@@ -46,7 +59,8 @@ class Score:
     def from_tensors(cls, tensors: Mapping[str, torch.Tensor]) -> "Score":
         columns = {name: value.numpy() for name, value in tensors.items()}
         round_, criterion = columns.pop("round, criterion")
-        return cls(int(round_), float(criterion), **columns)
+        further = {n.removeprefix(FURTHER): columns.pop(n) for n in sorted(columns) if n.startswith(FURTHER)}
+        return cls(int(round_), float(criterion), **columns, further=further)
 
 
 class Selection:
@@ -64,7 +78,7 @@ class Selection:
         else:
             judged = val if self._rule == "val" else test
             assert judged is not None
-            criterion = _mean(judged.accuracy)
+            criterion = _mean(judged.main)
             wanted = self.score is None or criterion > self.score.criterion
         if wanted:
             self.score = self._measure(round_, criterion, test)
@@ -74,6 +88,8 @@ class Selection:
         unmeasured = np.full(len(test.accuracy), np.nan)
         none = np.empty(0, dtype=np.int64)
         own = [rows if client in fed.honest else none for client, rows in enumerate(fed.data.splits["test"])]
+        complete = "auc" in test.further or not fed.task.classifies  # then a closer look finds nothing more
+        further = test.further if complete else fed.evaluate(closer=True).further
         return Score(
             round=round_,
             criterion=criterion,
@@ -82,9 +98,10 @@ class Selection:
             global_accuracy=_floats(fed.evaluate(model="global").accuracy) if fed.has_global else unmeasured,
             s_accuracy=self._on(s_rows(own, self._s_fraction, fed.seed)) if self._cross else unmeasured,
             g_accuracy=self._on(g_rows(own)) if self._cross else unmeasured,
+            further={name: _floats(further[name]) for name in sorted(further)},
         )
 
-    def _on(self, rows: Sequence[Rows]) -> Floats:
+    def _on(self, rows: Sequence[Rows] | Rows) -> Floats:
         return _floats(self._federation.evaluate(rows=rows).accuracy)
 
 
@@ -101,14 +118,17 @@ def choose_rule(select: str, validated: bool) -> Rule:
     return rules[select]
 
 
-def affordable(clients: int, test_rows: int, parameters: int, scored_rounds: int, device: str) -> bool:
-    """Whether every model on every test row costs seconds only."""
-    return clients * test_rows * parameters * scored_rounds <= AFFORDABLE.get(device, AFFORDABLE_ON_ACCELERATOR)
+def affordable(
+    clients: int, test_rows: int, parameters: int, scored_rounds: int, device: str, *, pixels: int = 1
+) -> bool:
+    """Whether every model on every test row costs seconds only; a model of masks uses its parameters at all pixels."""
+    cost = clients * test_rows * parameters * pixels * scored_rounds
+    return cost <= AFFORDABLE.get(device, AFFORDABLE_ON_ACCELERATOR)
 
 
-def g_rows(test: Sequence[Rows]) -> list[Rows]:
-    """For each client the test rows of all (G-accuracy)."""
-    return [np.concatenate(test)] * len(test)
+def g_rows(test: Sequence[Rows]) -> Rows:
+    """The test rows of all clients, on which each is scored (G-accuracy)."""
+    return np.concatenate(test)
 
 
 def s_rows(test: Sequence[Rows], fraction: float, seed: int) -> list[Rows]:

@@ -9,14 +9,16 @@ import torch
 from torch import Tensor, nn
 
 from bespokefl.algorithms import Algorithm, build_algorithm
+from bespokefl.algorithms.base import Setup
 from bespokefl.algorithms.fedavg import FedAvg
-from bespokefl.algorithms.lg_mix import Kept, LGMix, share
+from bespokefl.algorithms.lg_mix import DISTANCES, Kept, LGMix, share
 from bespokefl.algorithms.local import Local
 from bespokefl.data.federated import FederatedData
 from bespokefl.engines import Sequential, Vectorized
 from bespokefl.errors import InputError
 from bespokefl.federation import Federation
 from bespokefl.program import Batches, ordered
+from bespokefl.rng import stream
 from bespokefl.task import Batch, Task
 from bespokefl.trees import Model
 
@@ -386,5 +388,91 @@ def test_impossible_values_are_refused(wrong: dict[str, Any]) -> None:
 
 
 def test_a_single_feature_is_refused_for_the_codes_trace() -> None:
-    with pytest.raises(InputError, match="needs a linear head with 2 inputs or more"):
+    with pytest.raises(InputError, match=r"needs a linear head .* of 2 inputs or more"):
         example(InOrder(lr=0.1, trace="code"), Sequential)
+
+
+# what is shown of it --------------------------------------------------------------------------------
+
+
+@both_engines
+def test_distances_of_layers_between_local_and_global_models(engine: Any) -> None:
+    rng = np.random.default_rng(0)
+    clients = [(rng.normal(size=(12, 3)), rng.integers(0, 2, 12)) for _ in range(3)]
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)).double()
+    run = Federation(module, FederatedData.from_arrays(clients), LGMix(lr=0.5, batch_size=4), engine=engine())
+    assert (run.facts()[DISTANCES] == 0).all()
+    for _ in range(2):
+        run.round()
+    u, found = run.global_model(), run.facts()[DISTANCES]
+    assert u is not None and found.shape == (3, 2)
+    for client in range(3):
+        w = run.client_model(client)
+        for place, layer in enumerate(("0", "2")):
+            flat = [np.concatenate([m[f"{layer}.{k}"].numpy().ravel() for k in ("weight", "bias")]) for m in (w, u)]
+            expected = np.linalg.norm(flat[0] - flat[1]) / np.linalg.norm(flat[1])
+            assert expected > 0
+            np.testing.assert_allclose(found[client, place], expected, rtol=1e-12)
+
+
+# maps -----------------------------------------------------------------------------------------------
+
+
+class Convolutions(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Conv2d(1, 3, 3, padding=1)
+        self.head = nn.Conv2d(3, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(torch.relu(self.body(x)))
+        return out
+
+
+@both_engines
+@pytest.mark.parametrize("map_features", ["mean", "all"])
+def test_lambda_of_a_model_of_masks(engine: Any, map_features: Any) -> None:
+    rng = np.random.default_rng(0)
+    clients = [(rng.normal(size=(6, 1, 5, 5)), rng.integers(0, 2, (6, 5, 5))) for _ in range(2)]
+    torch.manual_seed(0)
+    task = Task(Convolutions(), "dice", dtype=torch.float64)
+    data = FederatedData.from_arrays(clients, test=0.3)
+    method = LGMix(lr=2.0, batch_size=1, local_epochs=1, map_features=map_features)
+    run = Federation(task, data, method, engine=engine())
+    run.round()
+    for client, rows in enumerate(data.splits["train"]):
+        net = Convolutions().double()
+        net.load_state_dict(task.initial)
+        order = rng_order(run.seed, client, rows)
+        local = common = 0.0
+        for row in order:
+            x, y = data.x[row][None], data.y[row][None].long()
+            with torch.no_grad():
+                common += energy(task.initial, x, map_features)
+                local += energy(net.state_dict(), x, map_features)
+            net.zero_grad()
+            p = torch.softmax(net(x), 1)[:, 1]
+            loss = 1 - (2 * (p * y).sum() + 1) / ((p**2).sum() + y.sum() + 1)
+            loss.backward()
+            with torch.no_grad():
+                for v in net.parameters():
+                    v -= 2.0 * v.grad  # type: ignore[operator]
+        assert abs(local - common) > 1e-3 * common
+        np.testing.assert_allclose(run.facts()["lambda"][client], local / (local + common), rtol=1e-9)
+
+
+def rng_order(seed: int, client: int, rows: np.ndarray) -> np.ndarray:
+    return rows[stream(seed, "batch", 0, client, 0).permutation(len(rows))]
+
+
+def energy(model: Model, x: Tensor, map_features: str) -> float:
+    h = torch.relu(nn.functional.conv2d(x, model["body.weight"], model["body.bias"], padding=1))
+    return float((h.mean((2, 3)) if map_features == "mean" else h).square().sum())
+
+
+def test_the_codes_trace_takes_maps_by_their_mean() -> None:
+    task = Task(Convolutions(), "dice")
+    LGMix(trace="code").check(task, Setup(2, 2, 0, False))
+    with pytest.raises(InputError, match="map_features = 'mean'"):
+        LGMix(trace="code", map_features="all").check(task, Setup(2, 2, 0, False))

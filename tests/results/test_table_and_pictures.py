@@ -69,6 +69,31 @@ def test_columns_without_content_are_left_out(runs: list[StoredRun]) -> None:
     assert alone.mean.std is None and alone.mean.show(2) == "67.50"
 
 
+def test_rounds_to_a_target_and_what_they_save(runs: list[StoredRun]) -> None:
+    needed = {("local", 0): 30, ("local", 1): 20, ("tuned", 0): 10, ("tuned", 1): 10}
+    for run in runs:
+        assert run.summary is not None
+        run.summary.update({"target": 0.7, "rounds_to_target": needed[run.label, run.seed]})
+    tuned, local = method_rows(runs)
+    assert (tuned.speed_up, local.speed_up) == (2.5, 1.0)
+    shown = {name: [cell(row) for row in (tuned, local)] for name, cell in columns([tuned, local]).items()}
+    assert shown["rounds to 70 %"] == ["10", "25"] and shown["speed-up"] == ["2.50x", "1.00x"]
+    assert "GPU MB" not in shown
+    runs[0].summary["rounds_to_target"] = None  # type: ignore[index]
+    tuned, local = method_rows(runs)
+    assert (tuned.speed_up, local.speed_up) == (1.0, None)  # who never arrives slows nobody
+    shown = {name: cell(local) for name, cell in columns([tuned, local]).items()}
+    assert shown["rounds to 70 %"] == "never"
+
+
+def test_memory_is_shown_where_it_is_a_runs_own(runs: list[StoredRun]) -> None:
+    for run in runs:
+        assert run.summary is not None
+        run.summary.update({"device": "cuda:0", "peak_memory_bytes": 123_400_000})
+    rows = method_rows(runs)
+    assert columns(rows)["GPU MB"](rows[0]) == "123"
+
+
 def test_caption_names_the_scored_models(runs: list[StoredRun]) -> None:
     assert caption(runs).startswith("Scored: personal models of all 4 clients, round 2, test split (the last round): ")
     assert "the global model fine-tuned by the client for tuned; the method's own personal model for local." in caption(

@@ -15,6 +15,8 @@ the same of u at the round's start. The sum is the trace of sum_x h h^T. Where b
 * Unlike the authors' code: traces are uncentred, as in the paper; ``trace="code"`` centres the features and leaves out
   the smallest singular value of their covariance, and can fall on the other side of 1/2. Several local epochs follow
   one another (the code restores the weights before each).
+* Where the head's input is a map (segmentation), h is its mean over pixels; the papers do not say.
+  ``map_features="all"`` takes every pixel's value as a feature of its own.
 * As in the code: local features come from the training pass and global ones from one in evaluation mode, so that with
   BatchNorm they differ even for equal weights (``features_mode="both_eval"``: both in evaluation mode); normalisation
   statistics are averaged and mixed like weights.
@@ -23,6 +25,7 @@ The server sends du, and clients follow u by themselves; if one of the cohort mi
 The paper trains with lr 0.01, without momentum, one local epoch, all clients in every round.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple
 
@@ -34,9 +37,12 @@ from bespokefl.algorithms.base import Setup
 from bespokefl.algorithms.hyper import hyper
 from bespokefl.cohort import Cohort
 from bespokefl.errors import InputError
+from bespokefl.losses import pixel_mean
 from bespokefl.program import Down, Phase, Program
 from bespokefl.task import Batch, Task
-from bespokefl.trees import Model, Tree, add, scale, sub, tree_map, zeros
+from bespokefl.trees import Model, Tree, add, norm, scale, sub, tree_map, zeros
+
+DISTANCES = "layers: |w - u| / |u|"  # name of a fact: a row per client, a column per layer of the model
 
 
 class Server(NamedTuple):
@@ -89,14 +95,19 @@ class LGMix(ModelAveraging):
     features_mode: Literal["as_code", "both_eval"] = hyper(
         "as_code", "local features of the training pass, or of one in evaluation mode as the global ones"
     )
+    map_features: Literal["mean", "all"] = hyper(
+        "mean", "h where the head's input is a map: its mean over pixels, or all of it"
+    )
 
     def check(self, task: Task, setup: Setup) -> None:
         super().check(task, setup)
         shape = tuple(task.initial[task.head[0]].shape)
-        if self.trace == "code" and (len(shape) != 2 or shape[1] < 2):
+        fits = len(shape) == 2 or (len(shape) == 4 and self.map_features == "mean")
+        if self.trace == "code" and (not fits or shape[1] < 2):
             raise InputError(
                 "algorithm.trace = 'code' (lg-mix) drops one of the features' singular values: it needs a linear head "
-                f"with 2 inputs or more, and {task.head[0]!r} has the shape {shape}; use trace = 'paper'"
+                "(or a convolution, with map_features = 'mean') of 2 inputs or more, and "
+                f"{task.head[0]!r} has the shape {shape}; use trace = 'paper'"
             )
 
     def init(self, task: Task, x0: Model, setup: Setup) -> Server:
@@ -122,7 +133,8 @@ class LGMix(ModelAveraging):
         return server.u
 
     def client_facts(self, task: Task, server: Server, kept: Kept) -> dict[str, Tensor]:
-        return {"lambda": torch.where(kept.rounds > 0, kept.lam, torch.nan)}
+        apart = [distance(kept.w, server.u, layer.params) for layer in task.layers]
+        return {"lambda": torch.where(kept.rounds > 0, kept.lam, torch.nan), DISTANCES: torch.stack(apart)}
 
     # one client trains -------------------------------------------------------------------------------
     @property
@@ -162,7 +174,7 @@ class LGMix(ModelAveraging):
         return Moments(zero, none, none[:, None] * none)
 
     def plus(self, energy: Tree, h: Tensor, batch: Batch) -> Tree:
-        h = h.flatten(1).double()
+        h = (pixel_mean(h) if self.map_features == "mean" else h.flatten(1)).double()
         if self.trace == "paper":
             return energy + batch.sum((h**2).sum(1))
         counted = h if batch.weights is None else h * batch.weights.double()[:, None]
@@ -201,6 +213,14 @@ class LGMix(ModelAveraging):
 
     def own(self, task: Task, down: Down, kept: Kept) -> Model:
         return kept.w
+
+
+def distance(w: Model, u: Model, names: Sequence[str]) -> Tensor:
+    """|w - u| / |u| over the named tensors; 0 where both are 0, as for a layer that borrows another's tensors."""
+    own = [k for k in names if k in u]
+    ours, common = ({k: model[k].double() for k in own} for model in (w, u))
+    apart, size = norm(sub(ours, common)), norm(common)
+    return torch.where(apart > 0, apart / size, torch.zeros_like(apart))
 
 
 def share(a: Tensor, b: Tensor) -> Tensor:

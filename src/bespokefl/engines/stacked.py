@@ -22,7 +22,7 @@ from bespokefl.engines.buckets import padded_length, stack_width
 from bespokefl.engines.graphs import GraphCache, default_device
 from bespokefl.engines.steppers import Captured, Eager, Steppers
 from bespokefl.modules import stacked_clients
-from bespokefl.program import Phase, Rows
+from bespokefl.program import Batches, Phase, Rows
 from bespokefl.rng import step_keys
 from bespokefl.task import Batch
 from bespokefl.trees import Tree
@@ -65,12 +65,10 @@ class Stack:
             if phase.enter is not None:
                 carry = self._call(phase.enter, carry)
             if plan[0]:
-                batches = _Padded(self, plan, phase.batches.size, step_keys(0, 0, self.job.clients, 0, len(plan[0])))
+                batches = _Padded(self, plan, phase.batches, step_keys(0, 0, self.job.clients, 0, len(plan[0])))
                 args = (carry, self.shared, dict(self.job.per_client), batches.at(0, 1))
-                name = ("stacked", self.job.task, phase.step, batches.padded)
-                peak = max(
-                    peak, self.cache.get(name, self._step_of(phase, batches.padded), args, carry=True).peak_bytes
-                )
+                name = ("stacked", self.job.task, phase.step, batches.padded, batches.shared)
+                peak = max(peak, self.cache.get(name, self._step_of(phase, batches), args, carry=True).peak_bytes)
         return peak
 
     def _call(self, fn: Any, tree: Tree) -> Tree:
@@ -97,7 +95,7 @@ class Stack:
         index = torch.as_tensor(order, device=self.device)
         steps, plan = steps[order], [plan[r] for r in order]
         keys = step_keys(self.job.seed, self.job.round, self.job.clients[order], f, int(steps[0]))
-        batches = _Padded(self, plan, phase.batches.size, keys)
+        batches = _Padded(self, plan, phase.batches, keys)
         flat, spec = pytree.tree_flatten(trees.rows(carry, index))  # indexing copies: steps may overwrite it
         own, own_spec = pytree.tree_flatten(trees.rows(dict(self.job.per_client), index))
         shared = pytree.tree_leaves(self.shared)
@@ -115,8 +113,8 @@ class Stack:
             if stepper is None or smaller < width:
                 flat, own, width = [v[:smaller] for v in flat], [v[:smaller] for v in own], smaller
                 graph = self.cache.get(
-                    ("stacked", self.job.task, phase.step, batches.padded),
-                    self._step_of(phase, batches.padded),
+                    ("stacked", self.job.task, phase.step, batches.padded, batches.shared),
+                    self._step_of(phase, batches),
                     (pytree.tree_unflatten(flat, spec), self.shared, pytree.tree_unflatten(own, own_spec), batch),
                     carry=True,
                     compiled=self.compiles(phase),
@@ -131,7 +129,9 @@ class Stack:
         result = pytree.tree_unflatten(flat, spec)
         return result if (np.diff(order) > 0).all() else trees.rows(result, torch.argsort(index))
 
-    def _step_of(self, phase: Phase, padded: bool) -> Any:
+    def _step_of(self, phase: Phase, batches: "_Padded") -> Any:
+        padded = batches.padded
+
         def one(carry: Tree, shared: Tree, own: Tree, batch: tuple[Tensor, ...]) -> Tree:
             x, y, key, *weights = batch
             step = phase.step(
@@ -139,19 +139,23 @@ class Stack:
             )
             return self._tensors(step)
 
-        return _stacked(one, (0, None, 0, 0))
+        return _stacked(one, (0, None, 0, batches.in_dims))
 
     def _tensors(self, tree: Tree) -> Tree:
         return as_tensors(tree, self.job.task.dtype, self.device)
 
 
 class _Padded:
-    """The batches of one phase as index arrays of one shape, on the device."""
+    """The batches of one phase as index arrays of one shape, on the device.
 
-    def __init__(self, stack: Stack, plan: list[list[Rows]], size: int | None, keys: Rows) -> None:
-        self._data = stack.job.data
-        steps, clients = keys.shape
-        self.length = padded_length(max(len(b) for batches in plan for b in batches), size)
+    Where all clients meet the same rows, these are kept and gathered once, without a client axis.
+    """
+
+    def __init__(self, stack: Stack, plan: list[list[Rows]], wanted: Batches, keys: Rows) -> None:
+        self._data, self.shared = stack.job.data, wanted.shared
+        plan = plan[:1] if self.shared else plan
+        steps, clients = len(keys), len(plan)
+        self.length = padded_length(max(len(b) for batches in plan for b in batches), wanted.size)
         index = np.empty((steps, clients, self.length), np.int64)
         weights = np.zeros((steps, clients, self.length), bool)
         for r, batches in enumerate(plan):
@@ -166,14 +170,21 @@ class _Padded:
         self._weights = torch.as_tensor(weights).to(device).to(stack.job.task.dtype) if self.padded else None
         self._keys = torch.as_tensor(keys).to(device)
 
+    @property
+    def in_dims(self) -> tuple[int | None, ...]:
+        """Which parts of a batch have a client axis."""
+        rows = None if self.shared else 0
+        return (rows, rows, 0, rows) if self.padded else (rows, rows, 0)
+
     def at(self, k: int, width: int) -> tuple[Tensor, ...]:
         """Inputs, targets, keys, and weights where there is padding, of the first ``width`` clients."""
-        parts = (*self._data.gather(self._index[k, :width]), self._keys[k, :width])
-        return parts if self._weights is None else (*parts, self._weights[k, :width])
+        mine = 0 if self.shared else slice(width)
+        parts = (*self._data.gather(self._index[k, mine]), self._keys[k, :width])
+        return parts if self._weights is None else (*parts, self._weights[k, mine])
 
 
 def _stacked(
-    fn: Callable[..., Tree], in_dims: tuple[int | None, ...], randomness: str = "different"
+    fn: Callable[..., Tree], in_dims: tuple[Any, ...], randomness: str = "different"
 ) -> Callable[..., Tree]:
     """``fn`` over the client axis. Random operations may pass: the graph refuses them with a better text."""
     mapped = vmap(fn, in_dims=in_dims, randomness=randomness)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from bespokefl.metrics import SAMPLE_METRICS
 from bespokefl.results.files import Columns, Line
 
 if TYPE_CHECKING:  # reading results needs no torch
@@ -27,6 +28,7 @@ SELECTED = {
     "global_accuracy": "global",
     "s_accuracy": "personal",
     "g_accuracy": "personal",
+    **dict.fromkeys(SAMPLE_METRICS, "personal"),
 }
 
 
@@ -56,7 +58,11 @@ class EvaluationLog:
     def append(self, round_: int, scores: "Mapping[str, Evaluation | None]") -> None:
         """Scores of the personal models by split; None for a split that was not scored."""
         columns = {
-            split: {"accuracy": _plain(found.accuracy), "loss": _plain(found.loss)}
+            split: {
+                "accuracy": _plain(found.accuracy),
+                "loss": _plain(found.loss),
+                **{name: _plain(values) for name, values in found.further.items()},
+            }
             for split, found in scores.items()
             if found is not None
         }

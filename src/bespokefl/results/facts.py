@@ -4,7 +4,8 @@ Only the first and the last round are sure to be there: where all evaluated roun
 evenly spaced ones are kept.
 """
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ import safetensors.numpy
 from bespokefl.results.files import write_atomically
 
 FOLDER = "facts"
+LAYERS = "layers"  # the metadata's entry
 MOST_BYTES = 64 * 2**20  # of one run
 
 
@@ -30,16 +32,31 @@ def is_kept(nth: int, of: int, size: int) -> bool:
     return nth % stride == 0 or nth == of - 1
 
 
-def write_facts(run: Path, round_: int, facts: Mapping[str, npt.NDArray[Any]]) -> None:
+def write_facts(
+    run: Path, round_: int, facts: Mapping[str, npt.NDArray[Any]], layers: Sequence[str] | None = None
+) -> None:
+    """``layers`` are the names of the model's layers, for facts that have a column for each."""
     whole = {name: np.asarray(value, order="C") for name, value in facts.items()}
-    write_atomically(run / FOLDER / f"{round_:06d}.safetensors", safetensors.numpy.save(whole))
+    about = None if layers is None else {LAYERS: json.dumps(list(layers))}
+    write_atomically(run / FOLDER / f"{round_:06d}.safetensors", safetensors.numpy.save(whole, about))
+
+
+def read_layers(run: Path) -> list[str]:
+    """The names of the model's layers, in the order of facts that have a column for each; empty where none is kept."""
+    for path in _files(run):
+        try:
+            with safetensors.safe_open(path, "np") as file:
+                return list(json.loads((file.metadata() or {}).get(LAYERS, "[]")))
+        except (safetensors.SafetensorError, OSError):
+            continue
+    return []
 
 
 def read_facts(run: Path) -> dict[str, Fact]:
     """By name, over the rounds that were kept; a damaged file costs its own round only."""
     rounds: dict[str, list[int]] = {}
     values: dict[str, list[npt.NDArray[Any]]] = {}
-    for path in sorted(p for p in (run / FOLDER).glob("*.safetensors") if p.stem.isdecimal()):
+    for path in _files(run):
         try:
             arrays = safetensors.numpy.load_file(path)
         except (safetensors.SafetensorError, OSError):
@@ -48,3 +65,7 @@ def read_facts(run: Path) -> dict[str, Fact]:
             rounds.setdefault(name, []).append(int(path.stem))
             values.setdefault(name, []).append(value)
     return {name: Fact(np.array(rounds[name]), np.stack(values[name])) for name in sorted(values)}
+
+
+def _files(run: Path) -> list[Path]:
+    return sorted(path for path in (run / FOLDER).glob("*.safetensors") if path.stem.isdecimal())

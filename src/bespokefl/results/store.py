@@ -19,8 +19,10 @@ import numpy as np
 import numpy.typing as npt
 
 from bespokefl.errors import InputError
+from bespokefl.metrics import SAMPLE_METRICS
 from bespokefl.results import files
 from bespokefl.results.evaluations import EVALUATIONS, Series, all_series, read_clients
+from bespokefl.results.summary import LEFT_OUT
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -34,7 +36,12 @@ RUNS = {
     "state": "VARCHAR",
     "rounds_done": "INTEGER",
     **dict.fromkeys(("rounds", "selected_round", "n_clients", "clients_without_test", "clients_failed"), "INTEGER"),
+    "metric": "VARCHAR",
     **dict.fromkeys(("mean", "std", "worst5", "top5", "gm_acc", "l_acc", "s_acc", "g_acc"), "DOUBLE"),
+    **dict.fromkeys(SAMPLE_METRICS, "DOUBLE"),
+    **dict.fromkeys((name + LEFT_OUT for name in SAMPLE_METRICS), "INTEGER"),
+    "target": "DOUBLE",
+    "rounds_to_target": "INTEGER",
     **dict.fromkeys(("train_seconds", "waste", "s_fraction"), "DOUBLE"),
     **dict.fromkeys(("bytes_total", "peak_memory_bytes"), "BIGINT"),
     **dict.fromkeys(("selection", "model", "scored", "attack", "engine", "device", "version"), "VARCHAR"),

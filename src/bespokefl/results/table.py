@@ -2,15 +2,15 @@
 
 import textwrap
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from rich import box
 from rich.table import Table
 
-from bespokefl.metrics import individual_gain
+from bespokefl.metrics import SAMPLE_METRICS, individual_gain, speed_ups
 from bespokefl.results.files import StoredRun
 from bespokefl.results.pictures import by_method
 
@@ -39,6 +39,7 @@ class MethodRow:
 
     label: str
     seeds: int
+    metric: str  # what mean, worst5, top5 and the gain are of: accuracy, or dice
     mean: Figure
     worst5: Figure
     top5: Figure
@@ -46,14 +47,22 @@ class MethodRow:
     worse_off: Figure | None  # share of clients below what they reach alone
     gm_acc: Figure | None
     g_acc: Figure | None  # mean accuracy of a personal model on all clients' test data together
-    megabytes: Figure
-    seconds: Figure
+    further: dict[str, Figure]  # other metrics by name, means over the clients that have them
+    target: float | None  # mean accuracy that rounds are counted to
+    rounds_to_target: Figure | None  # None also if a seed never gets there
+    speed_up: float | None  # over the slowest method that gets there
+    megabytes: Figure  # sent by all, in both directions
+    seconds: Figure  # of training
+    gpu_megabytes: Figure | None  # peak; a process' own peak says nothing about one of its runs
 
 
 def method_rows(runs: Sequence[StoredRun]) -> list[MethodRow]:
     """One row per method, the best mean first; unfinished runs are left out."""
     alone = {run.seed: run for run in runs if run.summary is not None and run.summary["algorithm"] == BASELINE}
-    return [_row(label, own, alone) for label, own in by_method(runs).items()]
+    rows = [_row(label, own, alone) for label, own in by_method(runs).items()]
+    faster = speed_ups({row.label: None if row.rounds_to_target is None else row.rounds_to_target.mean for row in rows})
+    ranked = sorted(rows, key=lambda row: -row.mean.mean)
+    return [replace(row, speed_up=faster[row.label]) for row in ranked]
 
 
 def _row(label: str, runs: Sequence[StoredRun], alone: dict[int, StoredRun]) -> MethodRow:
@@ -63,9 +72,12 @@ def _row(label: str, runs: Sequence[StoredRun], alone: dict[int, StoredRun]) -> 
     compared = bool(gains) and not is_baseline
     with_global = all(summary["gm_acc"] is not None for summary in summaries)
     crossed = all(summary["g_acc"] is not None for summary in summaries)
+    needed = [summary.get("rounds_to_target") for summary in summaries]
+    on_gpu = all(str(summary.get("device")).startswith("cuda") for summary in summaries)
     return MethodRow(
         label=label,
         seeds=len(runs),
+        metric=_metric(runs[0]),
         mean=_over_seeds([100 * s["mean"] for s in summaries]),
         worst5=_over_seeds([100 * s["worst5"] for s in summaries]),
         top5=_over_seeds([100 * s["top5"] for s in summaries]),
@@ -73,14 +85,29 @@ def _row(label: str, runs: Sequence[StoredRun], alone: dict[int, StoredRun]) -> 
         worse_off=_over_seeds([_share_below_zero(gain) for gain in gains]) if compared else None,
         gm_acc=_over_seeds([100 * s["gm_acc"] for s in summaries]) if with_global else None,
         g_acc=_over_seeds([100 * s["g_acc"] for s in summaries]) if crossed else None,
+        further={
+            name: _over_seeds([s[name] for s in summaries])
+            for name in SAMPLE_METRICS
+            if all(s.get(name) is not None for s in summaries)
+        },
+        target=summaries[0].get("target"),
+        rounds_to_target=_over_seeds([n for n in needed if n is not None]) if None not in needed else None,
+        speed_up=None,
         megabytes=_over_seeds([s["bytes_total"] / 1e6 for s in summaries]),
         seconds=_over_seeds([s["train_seconds"] for s in summaries]),
+        gpu_megabytes=_over_seeds([s["peak_memory_bytes"] / 1e6 for s in summaries]) if on_gpu else None,
     )
+
+
+def _metric(run: StoredRun) -> str:
+    """What a run's mean is of; runs of older versions have no other than the accuracy."""
+    return str((run.summary or {}).get("metric", "accuracy"))
 
 
 def _gain(run: StoredRun, baseline: StoredRun) -> npt.NDArray[np.float64]:
     assert run.clients is not None and baseline.clients is not None
-    return individual_gain(run.clients["accuracy"], baseline.clients["accuracy"]).per_client
+    name = _metric(run)
+    return individual_gain(run.clients[name], baseline.clients[name]).per_client
 
 
 def _share_below_zero(gain: npt.NDArray[np.float64]) -> float:
@@ -101,19 +128,57 @@ Cell = Callable[[MethodRow], str]
 
 def columns(rows: Sequence[MethodRow]) -> dict[str, Cell]:
     """Headings and cells; a column that would be empty is left out."""
+    of_masks = any(row.metric == "dice" for row in rows)
+    mean, accuracy = ("mean Dice %", " accuracy") if of_masks else ("mean %", "")
+    target = next((row.target for row in rows if row.target is not None), None)
     wanted: dict[str, Cell] = {
         "method": lambda row: row.label,
-        "mean %": lambda row: row.mean.show(2),
+        mean: lambda row: row.mean.show(2),
         "worst 5 %": lambda row: row.worst5.show(),
         "top 5 %": lambda row: row.top5.show(spread=False),
         "gain over Local": lambda row: DASH if row.gain is None else row.gain.show(2, sign=True),
         "clients worse off": lambda row: DASH if row.worse_off is None else f"{row.worse_off.mean:.0f} %",
-        "global model %": lambda row: DASH if row.gm_acc is None else row.gm_acc.show(spread=False),
-        "on all data %": lambda row: DASH if row.g_acc is None else row.g_acc.show(spread=False),
+        **{shown.heading: _further(name, shown) for name, shown in _SHOWN.items()},
+        f"global model{accuracy} %": lambda row: DASH if row.gm_acc is None else row.gm_acc.show(spread=False),
+        f"{accuracy.strip()} on all data %".strip(): lambda row: (
+            DASH if row.g_acc is None else row.g_acc.show(spread=False)
+        ),
+        f"rounds to {100 * (target or 0):g} %": _rounds_to_target,
+        "speed-up": lambda row: DASH if row.speed_up is None else f"{row.speed_up:.2f}x",
         "MB sent": lambda row: row.megabytes.show(spread=False),
         "seconds": lambda row: row.seconds.show(spread=False),
+        "GPU MB": lambda row: DASH if row.gpu_megabytes is None else row.gpu_megabytes.show(0, spread=False),
     }
     return {name: cell for name, cell in wanted.items() if any(cell(row) != DASH for row in rows)}
+
+
+class _Shown(NamedTuple):
+    heading: str
+    factor: float
+    decimals: int
+
+
+# Further metrics of the table. Dice is its mean already; the others are in summary.json.
+_SHOWN = {
+    "auc": _Shown("AUC", 1, 3),
+    "sensitivity": _Shown("sensitivity %", 100, 1),
+    "specificity": _Shown("specificity %", 100, 1),
+    "hausdorff": _Shown("Hausdorff, pixels", 1, 1),
+}
+
+
+def _further(name: str, shown: _Shown) -> Cell:
+    def cell(row: MethodRow) -> str:
+        found = row.further.get(name)
+        return DASH if found is None else f"{shown.factor * found.mean:.{shown.decimals}f}"
+
+    return cell
+
+
+def _rounds_to_target(row: MethodRow) -> str:
+    if row.target is None:
+        return DASH
+    return "never" if row.rounds_to_target is None else f"{row.rounds_to_target.mean:g}"
 
 
 def caption(runs: Sequence[StoredRun]) -> str:
@@ -121,6 +186,7 @@ def caption(runs: Sequence[StoredRun]) -> str:
     finished = [run for run in runs if run.summary is not None]
     summaries = [run.summary for run in finished if run.summary is not None]
     scored = _listed(summary["scored"] for summary in summaries)
+    of = ", Dice of the classes other than the background" if _metric(finished[0]) == "dice" else ""
     selection = _listed(_SELECTED[summary["selection"]] for summary in summaries)
     models: dict[str, list[str]] = {}
     for label, own in by_method(runs).items():
@@ -129,7 +195,8 @@ def caption(runs: Sequence[StoredRun]) -> str:
     which = "; ".join(f"{model} for {', '.join(labels)}" for model, labels in models.items())
     seeds = len({run.seed for run in finished})
     spread = f" ± is the standard deviation over {seeds} seeds." if seeds > 1 else ""
-    return f"Scored: {scored} ({selection}): {which}.{spread}"
+    cost = " MB sent: both ways, all rounds; seconds: training without evaluation."
+    return f"Scored: {scored} ({selection}){of}: {which}.{spread}{cost}"
 
 
 _MODELS = {

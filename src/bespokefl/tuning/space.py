@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from bespokefl.assembly import make_algorithm
+from bespokefl.assembly import OF_THE_RUN, make_algorithm
 from bespokefl.config import AlgorithmChoice, Document, Experiment, Section, TrainSection
 from bespokefl.errors import InputError, unknown_name
 from bespokefl.rng import stream
@@ -18,7 +18,7 @@ Parameters = dict[str, Value]  # by key, such as "train.lr"
 
 TRIALS_OF_A_RANGE = 20
 CLOSE = 0.05  # share of a range that counts as its edge
-LOCAL_TRAINING = tuple(key for key in TrainSection.model_fields if key not in ("rounds", "participation"))
+LOCAL_TRAINING = tuple(key for key in TrainSection.model_fields if key not in OF_THE_RUN)
 
 
 class Bounds(NamedTuple):

@@ -248,7 +248,7 @@ def _for_trials(experiment: Experiment, seeds: tuple[int, ...]) -> Experiment:
         seeds=seeds,
         train=experiment.train.model_copy(update={"rounds": rounds}),
         eval=experiment.eval.model_copy(update={"cross": False}),
-        output=experiment.output.model_copy(update={"personal": False}),
+        output=experiment.output.model_copy(update={"personal": False, "surface": False}),
     )
 
 

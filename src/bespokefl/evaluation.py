@@ -1,0 +1,117 @@
+"""From what a scoring program hands out to the clients' figures: which answers are kept, and what is made of them."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bespokefl.data.federated import FederatedData
+from bespokefl.engines.base import Resident
+from bespokefl.errors import InputError
+from bespokefl.program import Rows
+from bespokefl.sample_metrics import Judged, judge
+from bespokefl.scoring import Answers, Evaluation
+from bespokefl.task import Batch, Task
+from bespokefl.trees import Tree
+
+SCORING_BATCH = 256
+SCORING_PIXELS = 2**20  # of masks in a scoring batch: networks that answer pixel by pixel keep large maps
+
+
+class Closer(NamedTuple):
+    """The answers that a scoring program keeps for metrics beside hits and loss, and how they are judged."""
+
+    judged: Judged
+    answers: Answers
+    slow: bool  # also the metrics that take their time
+
+
+def batch_size(data: FederatedData) -> int:
+    """Samples that are scored at once."""
+    return max(1, min(SCORING_BATCH, SCORING_PIXELS // data.y[0].numel())) if data.has_masks else SCORING_BATCH
+
+
+def judged_by(task: Task, data: FederatedData, resident: Resident) -> Judged | None:
+    """What the model's answers are, from those to one sample; InputError where labels are masks and they are not."""
+    if not task.classifies or not data.classes:
+        return None
+    row = torch.zeros(1, dtype=torch.int64, device=next(iter(task.initial.values())).device)
+    x, y = resident.gather(row)
+    with torch.no_grad():
+        shape = tuple(task.apply(task.initial, Batch(x, y, None, row[0]))[0].shape[1:])
+    if data.has_masks:
+        if len(shape) != 3 or shape[0] < len(data.classes) or shape[1:] != tuple(y.shape[1:]):
+            raise InputError(
+                f"model.name: the labels are masks of {tuple(y.shape[1:])} pixels and {len(data.classes)} classes, and "
+                f"the model answers with the shape {shape}; take one for segmentation, with a map for each class"
+            )
+        return Judged("masks", shape[0])
+    if len(shape) != 1:
+        return None
+    return Judged("binary" if shape[0] == 2 else "classes", shape[0])
+
+
+def closer_look(judged: Judged, data: FederatedData, rows: Sequence[Rows], slow: bool) -> Closer:
+    """Room for the answers to the longest of the given rows: whole batches."""
+    size, longest = batch_size(data), max(len(own) for own in rows)
+    shape = {"binary": (2,), "classes": (), "masks": tuple(data.y.shape[1:])}[judged.kind]
+    return Closer(judged, Answers(size * max(1, -(-longest // size)), shape, judged.kind == "binary"), slow)
+
+
+def evaluation(
+    task: Task, y: Tensor, ids: Rows, rows: Sequence[Rows], found: Rows, tally: dict[str, Tree], closer: Closer | None
+) -> Evaluation:
+    """Arrays over all asked clients; NaN for those that could not be scored (all but the positions ``found``)."""
+    n = np.zeros(len(ids), dtype=np.int64)
+    accuracy, loss = np.full(len(ids), np.nan), np.full(len(ids), np.nan)
+    further: dict[str, np.ndarray[tuple[int], np.dtype[np.float64]]] = {}
+    if len(found):
+        counted = tally["n"].cpu().numpy()
+        n[found] = counted.astype(np.int64)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            loss[found] = tally["loss"].cpu().numpy() / counted
+            if task.classifies:
+                accuracy[found] = tally["hits"].cpu().numpy() / counted
+        if closer is not None:
+            answers = tally["answers"].cpu().numpy()
+            labels = _padded_labels(y, [rows[client] for client in ids[found]], answers.shape[1])
+            for name, values in judge(closer.judged, answers, labels, n[found], closer.slow).items():
+                further[name] = np.full(len(ids), np.nan)
+                further[name][found] = values
+    return Evaluation(ids, n, accuracy, loss, further)
+
+
+def joined(parts: Sequence[Evaluation]) -> Evaluation:
+    """Of several groups of clients, one after the other; a group of which none could be scored has NaN."""
+    names = dict.fromkeys(name for part in parts for name in part.further)
+    further = {
+        name: np.concatenate([part.further.get(name, np.full(len(part.n), np.nan)) for part in parts]) for name in names
+    }
+    clients, n, accuracy, loss = (np.concatenate([part[k] for part in parts]) for k in range(4))
+    return Evaluation(clients, n, accuracy, loss, further)
+
+
+def of_all(found: Evaluation, clients: int) -> Evaluation:
+    """The same with an entry for every client: NaN for those that were not scored."""
+    if len(found.clients) == clients:
+        return found
+
+    def placed(values: "np.ndarray[Any, np.dtype[Any]]") -> "np.ndarray[Any, np.dtype[Any]]":
+        everyone = np.full(clients, np.nan)
+        everyone[found.clients] = values
+        return everyone
+
+    n = np.zeros(clients, dtype=np.int64)
+    n[found.clients] = found.n
+    further = {name: placed(values) for name, values in found.further.items()}
+    return Evaluation(np.arange(clients), n, placed(found.accuracy), placed(found.loss), further)
+
+
+def _padded_labels(y: Tensor, rows: Sequence[Rows], length: int) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
+    index = np.zeros((len(rows), length), dtype=np.int64)
+    for place, own in enumerate(rows):
+        index[place, : len(own)] = own
+    labels: np.ndarray[tuple[int, ...], np.dtype[np.int64]] = y.cpu().numpy()[index]
+    return labels
