@@ -1,7 +1,7 @@
 """From what a scoring program hands out to the clients' figures: which answers are kept, and what is made of them."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -98,7 +98,7 @@ def of_all(found: Evaluation, clients: int) -> Evaluation:
     if len(found.clients) == clients:
         return found
 
-    def placed(values: "np.ndarray[Any, np.dtype[Any]]") -> "np.ndarray[Any, np.dtype[Any]]":
+    def placed(values: np.ndarray[Any, np.dtype[Any]]) -> np.ndarray[Any, np.dtype[Any]]:
         everyone = np.full(clients, np.nan)
         everyone[found.clients] = values
         return everyone

@@ -23,7 +23,9 @@ from bespokefl.results.evaluations import EVALUATIONS, EvaluationLog
 from bespokefl.results.facts import is_kept, write_facts
 from bespokefl.results.model_file import write_model
 from bespokefl.results.summary import client_columns, further_figures, main_figures, meanings
+from bespokefl.results.surfaces import write_surfaces
 from bespokefl.selection import Score, Selection, affordable, choose_rule
+from bespokefl.surface import surfaces
 from bespokefl.tomlfile import dumps
 from bespokefl.watch import Watch
 
@@ -172,6 +174,8 @@ class Run:
         assert score is not None
         if self.plan.output.personal:
             self._write_personal_models(folder / files.PERSONAL)
+        if self.plan.output.surface:
+            write_surfaces(folder, surfaces(self.federation))
         columns = client_columns(self.federation.data, score, log.lines) | self._malicious_column()
         files.write_csv(folder / files.CLIENTS, columns)
         store.write_results(folder, self.plan.name, score.round)
