@@ -144,9 +144,9 @@ def test_the_table_speaks_of_dice(finished: Path) -> None:
     runs = read_runs(finished)
     rows = method_rows(runs)
     shown = columns(rows)
-    assert {"mean Dice %", "Hausdorff, pixels", "rounds to 30 %", "global model accuracy %"} <= set(shown)
+    assert {"mean Dice %", "HD, pixels", "rounds to 30 %", "global model acc. %"} <= set(shown)
     assert [row.mean.mean for row in rows] == sorted((row.mean.mean for row in rows), reverse=True)
-    assert "Dice of the classes other than the background" in caption(runs)
+    assert "Dice and Hausdorff distance (HD) without the background" in caption(runs)
     gains = {row.label: row.gain for row in rows}
     dice = {run.label: run.clients["dice"] for run in runs if run.clients is not None}
     assert gains["fedavg"] is not None

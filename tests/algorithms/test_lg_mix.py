@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from bespokefl.algorithms import Algorithm, build_algorithm
 from bespokefl.algorithms.base import Setup
 from bespokefl.algorithms.fedavg import FedAvg
-from bespokefl.algorithms.lg_mix import DISTANCES, Kept, LGMix, share
+from bespokefl.algorithms.lg_mix import DISTANCES, Kept, LGMix, share, valid
 from bespokefl.algorithms.local import Local
 from bespokefl.data.federated import FederatedData
 from bespokefl.engines import Sequential, Vectorized
@@ -390,6 +390,34 @@ def test_impossible_values_are_refused(wrong: dict[str, Any]) -> None:
 def test_a_single_feature_is_refused_for_the_codes_trace() -> None:
     with pytest.raises(InputError, match=r"needs a linear head .* of 2 inputs or more"):
         example(InOrder(lr=0.1, trace="code"), Sequential)
+
+
+# statistics ------------------------------------------------------------------------------------------
+
+
+@both_engines
+def test_variances_stay_positive(engine: Any) -> None:
+    """A client of many steps has a low variance already, and gets the updates of others, who still lower theirs."""
+    rng = np.random.default_rng(0)
+    clients = [(0.1 * rng.normal(size=(n, 3)), rng.integers(0, 2, n)) for n in (64, 16, 16, 16, 16)]
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2)).double()
+    data = FederatedData.from_arrays(clients)
+    method = FixedShare(lr=0.01, batch_size=2, local_epochs=1, forced=0.3)
+    run = Federation(module, data, method, engine=engine())
+    for _ in range(4):
+        run.round()
+        for model in (run.personal_models(), run.global_model()):
+            assert model is not None and (model["1.running_var"] > 0).all()
+        assert np.isfinite(run.evaluate().loss).all()
+
+
+def test_a_variance_that_mixing_made_negative_is_the_trained_one() -> None:
+    mixed = {"n.running_var": torch.tensor([0.5, -0.1]), "n.running_mean": torch.tensor([-1.0, 1.0])}
+    trained = {"n.running_var": torch.tensor([0.3, 0.2]), "n.running_mean": torch.zeros(2)}
+    found = valid(mixed, trained)
+    assert found["n.running_var"].tolist() == pytest.approx([0.5, 0.2])
+    assert found["n.running_mean"].tolist() == [-1.0, 1.0]
 
 
 # what is shown of it --------------------------------------------------------------------------------

@@ -19,7 +19,8 @@ the same of u at the round's start. The sum is the trace of sum_x h h^T. Where b
   ``map_features="all"`` takes every pixel's value as a feature of its own.
 * As in the code: local features come from the training pass and global ones from one in evaluation mode, so that with
   BatchNorm they differ even for equal weights (``features_mode="both_eval"``: both in evaluation mode); normalisation
-  statistics are averaged and mixed like weights.
+  statistics are averaged and mixed like weights. Unlike there, a running variance that this makes 0 or less (it is a
+  sum of updates, of which du knows nothing of the client) is replaced: w's by the one just trained, u's by its last.
 
 The server sends du, and clients follow u by themselves; if one of the cohort missed a round, all are sent u anew.
 The paper trains with lr 0.01, without momentum, one local epoch, all clients in every round.
@@ -127,7 +128,7 @@ class LGMix(ModelAveraging):
         mixed = up.cohort.run(self.mix, shared={"du": du})
         follows = torch.zeros_like(server.follows)
         follows[mixed.ids] = True
-        return Server(add(server.u, du), follows)
+        return Server(valid(add(server.u, du), server.u), follows)
 
     def global_model(self, server: Server) -> Model:
         return server.u
@@ -199,7 +200,8 @@ class LGMix(ModelAveraging):
             own = lam.to(w.dtype)
             return w + own * dw + (1 - own) * du
 
-        w, u = tree_map(one, kept.w, kept.dw, down.du), add(kept.u, down.du)
+        w = valid(tree_map(one, kept.w, kept.dw, down.du), add(kept.w, kept.dw))
+        u = valid(add(kept.u, down.du), kept.u)
         r_sum, rounds = kept.r_sum + kept.r, kept.rounds + 1
         return {}, kept._replace(w=w, u=u, dw=zeros(kept.dw), lam=lam, r_sum=r_sum, rounds=rounds)
 
@@ -213,6 +215,11 @@ class LGMix(ModelAveraging):
 
     def own(self, task: Task, down: Down, kept: Kept) -> Model:
         return kept.w
+
+
+def valid(x: Model, otherwise: Model) -> Model:
+    """x with the running variances of another model where its own are not positive."""
+    return {k: torch.where(v > 0, v, otherwise[k]) if k.endswith("running_var") else v for k, v in x.items()}
 
 
 def distance(w: Model, u: Model, names: Sequence[str]) -> Tensor:

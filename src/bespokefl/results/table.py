@@ -129,7 +129,7 @@ Cell = Callable[[MethodRow], str]
 def columns(rows: Sequence[MethodRow]) -> dict[str, Cell]:
     """Headings and cells; a column that would be empty is left out."""
     of_masks = any(row.metric == "dice" for row in rows)
-    mean, accuracy = ("mean Dice %", " accuracy") if of_masks else ("mean %", "")
+    mean, accuracy = ("mean Dice %", " acc.") if of_masks else ("mean %", "")
     target = next((row.target for row in rows if row.target is not None), None)
     wanted: dict[str, Cell] = {
         "method": lambda row: row.label,
@@ -163,7 +163,7 @@ _SHOWN = {
     "auc": _Shown("AUC", 1, 3),
     "sensitivity": _Shown("sensitivity %", 100, 1),
     "specificity": _Shown("specificity %", 100, 1),
-    "hausdorff": _Shown("Hausdorff, pixels", 1, 1),
+    "hausdorff": _Shown("HD, pixels", 1, 1),
 }
 
 
@@ -186,7 +186,7 @@ def caption(runs: Sequence[StoredRun]) -> str:
     finished = [run for run in runs if run.summary is not None]
     summaries = [run.summary for run in finished if run.summary is not None]
     scored = _listed(summary["scored"] for summary in summaries)
-    of = ", Dice of the classes other than the background" if _metric(finished[0]) == "dice" else ""
+    of = ", Dice and Hausdorff distance (HD) without the background" if _metric(finished[0]) == "dice" else ""
     selection = _listed(_SELECTED[summary["selection"]] for summary in summaries)
     models: dict[str, list[str]] = {}
     for label, own in by_method(runs).items():
