@@ -19,7 +19,7 @@ from bespokefl.data.federated import FederatedData
 from bespokefl.engines import Engine, build_engine
 from bespokefl.engines.base import Resident
 from bespokefl.errors import InputError
-from bespokefl.evaluation import batch_size, closer_look, evaluation, joined, of_all, judged_by
+from bespokefl.evaluation import batch_size, closer_look, evaluation, joined, judged_by, of_all
 from bespokefl.metrics import summarise
 from bespokefl.program import Call, Rows
 from bespokefl.rng import stream

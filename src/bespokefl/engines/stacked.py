@@ -183,9 +183,7 @@ class _Padded:
         return parts if self._weights is None else (*parts, self._weights[k, mine])
 
 
-def _stacked(
-    fn: Callable[..., Tree], in_dims: tuple[Any, ...], randomness: str = "different"
-) -> Callable[..., Tree]:
+def _stacked(fn: Callable[..., Tree], in_dims: tuple[Any, ...], randomness: str = "different") -> Callable[..., Tree]:
     """``fn`` over the client axis. Random operations may pass: the graph refuses them with a better text."""
     mapped = vmap(fn, in_dims=in_dims, randomness=randomness)
 

@@ -55,9 +55,7 @@ def main_figures(score: "Score", test_sizes: npt.NDArray[np.int64]) -> dict[str,
     }
 
 
-def further_figures(
-    score: "Score", lines: Sequence[Line], target: float | None, malicious: int
-) -> dict[str, Any]:
+def further_figures(score: "Score", lines: Sequence[Line], target: float | None, malicious: int) -> dict[str, Any]:
     """The further metrics in the selected round, each with its own count of clients without it; rounds to a target.
 
     Malicious clients are not scored, and not counted.
@@ -75,9 +73,7 @@ def further_figures(
     return figures
 
 
-def meanings(
-    figures: Mapping[str, Any], score: "Score", who: str, clients: int, s_fraction: float
-) -> dict[str, str]:
+def meanings(figures: Mapping[str, Any], score: "Score", who: str, clients: int, s_fraction: float) -> dict[str, str]:
     """In words, of which model, clients, data and round each figure is; ``who`` are the ``clients`` that are scored."""
     own = f"personal models of {who}, each on its own test data, round {score.round}"
     name = score.main_metric
