@@ -31,6 +31,7 @@ class Local(NamedTuple):
 class Scaffold(Algorithm):
     name: ClassVar[str] = "scaffold"
     paper: ClassVar[str] = "Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging, ICML 2020"
+    sends: ClassVar = {"dx": None, "dc": None}  # updates, not models
 
     eta_g: float = hyper(1.0, "eta_g: step size of the server, line 16", above=0)
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from bespokefl.algorithms import Training
-from bespokefl.algorithms.fedavg import FedAvg, Kept
+from bespokefl.algorithms.fedavg import Kept, LocalSGD
 from bespokefl.algorithms.hyper import hyper
 from bespokefl.cohort import Cohort
 from bespokefl.program import Down, Phase, Program, ordered
@@ -26,9 +26,10 @@ class Local(NamedTuple):
 
 
 @dataclass(frozen=True)
-class QFedAvg(FedAvg):
+class QFedAvg(LocalSGD):
     name: ClassVar[str] = "q-fedavg"
     paper: ClassVar[str] = "Li et al., Fair Resource Allocation in Federated Learning, ICLR 2020"
+    sends: ClassVar = {"d": None}  # an update, not a model
 
     q: float = hyper(1.0, "q: how much a high loss counts, eq. (2)", low=0)
 
