@@ -117,6 +117,8 @@ def value(default: Any) -> str:
         return "nothing"
     if isinstance(default, bool):
         return str(default).lower()
+    if isinstance(default, tuple):
+        return str(list(default))
     return f"`{default}`" if isinstance(default, str) else str(default)
 
 

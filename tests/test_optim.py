@@ -1,10 +1,12 @@
-"""The local optimiser against torch.optim.SGD."""
+"""The local optimisers against torch.optim."""
+
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from bespokefl.optim import SGD
+from bespokefl.optim import SGD, Adam
 
 SETTINGS = [(0.0, 0.0), (0.9, 0.0), (0.0, 0.01), (0.5, 0.1)]
 NAMES = ["w", "b", "frozen"]
@@ -65,3 +67,84 @@ def test_a_step_leaves_its_inputs_alone() -> None:
     assert all(torch.equal(x[k], v) for k, v in model().items())
     assert all(torch.equal(grad[k], v) for k, v in gradients(1, NAMES)[0].items())
     assert all((v == 0).all() for v in buffers.values())
+
+
+# Adam ------------------------------------------------------------------------------------------------
+ADAMS = [
+    {},
+    {"betas": (0.9, 0.99), "weight_decay": 0.1},
+    {"amsgrad": True},
+    {"amsgrad": True, "betas": (0.5, 0.6), "weight_decay": 0.01},
+    {"betas": (0.0, 0.0)},
+]
+
+
+def torch_adam(start: dict[str, Tensor], grads: list[dict[str, Tensor]], **settings: Any) -> dict[str, Tensor]:
+    """A parameter without a gradient is left alone, its step count too."""
+    params = {k: v.clone().requires_grad_() for k, v in start.items()}
+    optimiser = torch.optim.Adam(params.values(), foreach=False, **settings)
+    for grad in grads:
+        for k, v in params.items():
+            v.grad = grad[k].clone() if k in grad else None
+        optimiser.step()
+    return {k: v.detach() for k, v in params.items()}
+
+
+@pytest.mark.parametrize("settings", ADAMS)
+def test_adam_equals_torch_over_many_steps(settings: dict[str, Any]) -> None:
+    opt, x = Adam(0.01, **settings), model()
+    # some steps move some parameters only, whose bias corrections then differ
+    grads = [*gradients(40, NAMES), *gradients(25, ["b"]), *gradients(30, ["frozen", "w"]), *gradients(105, NAMES)]
+    grads = [{k: g * (1 + s % 7) for k, g in grad.items()} for s, grad in enumerate(grads)]  # amsgrad's maximum matters
+    buffers = opt.init(x)
+    for grad in grads:
+        x, buffers = opt.step(x, grad, buffers)
+    expected = torch_adam(model(), grads, lr=0.01, **settings)
+    for k in NAMES:
+        torch.testing.assert_close(x[k], expected[k], rtol=1e-12, atol=1e-12)
+    assert [int(buffers[k]["t"]) for k in NAMES] == [175, 170, 175]
+
+
+def test_amsgrad_is_another_path() -> None:
+    grads = [{"w": model()["w"] * scale} for scale in (10.0, *[0.1] * 30)]
+    paths = [torch_adam(model(), grads, lr=0.1, betas=(0.9, 0.9), amsgrad=on)["w"] for on in (False, True)]
+    assert (paths[0] - paths[1]).abs().max() > 1e-3
+
+
+def test_adam_with_a_tensor_learning_rate() -> None:
+    opt, x, grads = Adam(123.0), model(), gradients(4, NAMES)
+    buffers = opt.init(x)
+    for grad in grads:
+        x, buffers = opt.step(x, grad, buffers, lr=torch.tensor(0.01, dtype=torch.float64))
+    expected = torch_adam(model(), grads, lr=0.01)
+    for k in NAMES:
+        torch.testing.assert_close(x[k], expected[k], rtol=1e-12, atol=1e-12)
+
+
+def test_adams_first_steps_are_exact_in_float32() -> None:
+    """1 - 0.999^t has few digits left if the power is rounded first."""
+    start = {k: v.float() for k, v in model().items()}
+    grads = [{k: g.float() for k, g in grad.items()} for grad in gradients(3, NAMES)]
+    x, opt = start, Adam(1.0)
+    buffers = opt.init(x)
+    for grad in grads:
+        x, buffers = opt.step(x, grad, buffers)
+    expected = torch_adam(
+        {k: v.double() for k, v in start.items()}, [{k: g.double() for k, g in d.items()} for d in grads], lr=1.0
+    )
+    for k in NAMES:
+        assert x[k].dtype == torch.float32
+        torch.testing.assert_close(x[k].double(), expected[k], rtol=2e-6, atol=2e-6)
+
+
+@pytest.mark.parametrize("amsgrad", [False, True])
+def test_an_adam_step_leaves_its_inputs_and_other_names_alone(amsgrad: bool) -> None:
+    opt, x, (grad,) = Adam(0.1, weight_decay=0.1, amsgrad=amsgrad), model(), gradients(1, ["w"])
+    buffers = opt.init(x)
+    moved, after = opt.step(x, grad, buffers)
+    assert all(torch.equal(x[k], v) for k, v in model().items())
+    assert all((v == 0).all() for of_one in buffers.values() for v in of_one.values())
+    assert list(after) == list(buffers) == NAMES and after["w"].keys() == buffers["w"].keys()
+    for k in ("b", "frozen"):
+        assert moved[k] is x[k] and after[k] is buffers[k]
+    assert (moved["w"] != x["w"]).all()

@@ -47,6 +47,9 @@ class TrainSection(Section):
     lr: Annotated[float, Field(gt=0)] = 0.05
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    betas: Annotated[list[Annotated[float, Field(ge=0, lt=1)]], Field(min_length=2, max_length=2)] = [0.9, 0.999]
+    amsgrad: bool = False
     participation: Annotated[float, Field(gt=0, le=1)] = 1.0
     drop_last: bool = False  # leave an incomplete last batch of an epoch out
     loss: Literal["auto", "cross_entropy", "dice"] = "auto"  # auto: dice where labels are masks, else cross_entropy

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from bespokefl.algorithms.hyper import checked, hyper
 from bespokefl.cohort import Cohort
-from bespokefl.optim import SGD
+from bespokefl.errors import InputError
+from bespokefl.optim import SGD, Adam, Buffers, Optimizer
 from bespokefl.program import Batches, Call, Down, Program, shuffled
 from bespokefl.scoring import hand_over, network_outputs
 from bespokefl.task import Batch, Pass, Task
@@ -29,7 +30,7 @@ class Training(NamedTuple):
     """A model in local training."""
 
     x: Model
-    m: Model  # momentum
+    m: Buffers  # of the optimiser: momentum
 
 
 @dataclass(frozen=True)
@@ -53,12 +54,33 @@ class Algorithm:
     batch_size: int | None = hyper(50, "samples of a local step; nothing: the whole split", low=1)
     drop_last: bool = hyper(False, "drop the last incomplete batch of an epoch")
     weights: Literal["sample", "uniform"] = hyper("sample", "p_i: aggregation by samples (n_i) or all clients alike")
-    opt_state: Literal["reset", "keep"] = hyper("reset", "momentum at the start of a client's round")
+    opt_state: Literal["reset", "keep"] = hyper("reset", "the optimiser's buffers at the start of a round")
+    optimizer: Literal["sgd", "adam"] = hyper("sgd", "local optimiser; Adam takes the place of local SGD everywhere")
+    betas: tuple[float, float] = hyper((0.9, 0.999), "of Adam: decay of its two moments", low=0, below=1)
+    amsgrad: bool = hyper(False, "of Adam: divide by the largest second moment so far")
 
     def __post_init__(self) -> None:
         own = {f.name: getattr(self, f.name) for f in fields(self)}
         for name, value in checked(type(self), own, getattr(self, "name", type(self).__name__)).items():
             object.__setattr__(self, name, value)
+        if self.optimizer == "adam":
+            self._check_adam()
+
+    def _check_adam(self) -> None:
+        method = getattr(self, "name", type(self).__name__)
+        told = f"algorithm.optimizer = 'adam' ({method})"
+        if self.why_not_adam:
+            own = f"{{name = '{method}', optimizer = 'sgd'}}"
+            raise InputError(f"{told}: {self.why_not_adam}; it must be 'sgd': {own} beside methods that take Adam")
+        if self.momentum:
+            raise InputError(
+                f"{told} beside momentum = {self.momentum:g}, which is that of SGD; it must be 0 (betas are Adam's)"
+            )
+
+    @property
+    def why_not_adam(self) -> str:
+        """Why Adam makes no sense for this method; empty if it does."""
+        return ""
 
     # the server --------------------------------------------------------------------------------------
     def init(self, task: Task, x0: Model, setup: Setup) -> Tree:
@@ -108,8 +130,14 @@ class Algorithm:
 
     # pieces of a client's program --------------------------------------------------------------------
     @property
-    def opt(self) -> SGD:
-        return SGD(self.lr, self.momentum, self.weight_decay)
+    def opt(self) -> Optimizer:
+        return self.opt_at(self.lr)
+
+    def opt_at(self, lr: float) -> Optimizer:
+        """The local optimiser with another rate."""
+        if self.optimizer == "adam":
+            return Adam(lr, self.betas, self.weight_decay, self.amsgrad)
+        return SGD(lr, self.momentum, self.weight_decay)
 
     @property
     def epochs(self) -> Batches:
@@ -120,16 +148,16 @@ class Algorithm:
         steps = self.local_epochs if unit == "steps" else None
         return shuffled(self.local_epochs, self.batch_size, steps=steps, drop_last=self.drop_last)
 
-    def momentum_at_start(self, kept: Model, params: Model) -> Model:
+    def momentum_at_start(self, kept: Buffers, params: Model) -> Buffers:
         """The buffers that a round's training of ``params`` begins with."""
         return kept if self.opt_state == "keep" else self.opt.init(params)
 
-    def momentum_to_keep(self, m: Model) -> Model:
+    def momentum_to_keep(self, m: Buffers) -> Buffers:
         """What of the buffers goes into a client's state."""
         return m if self.opt_state == "keep" else {}
 
     def descend(self, c: Training, p: Pass) -> Training:
-        """One step of SGD along a pass's gradient, with its new buffers."""
+        """One step of the optimiser along a pass's gradient, with its new buffers."""
         x, m = self.opt.step(c.x, p.grad, c.m)
         return Training(x | p.buffers, m)
 

@@ -17,7 +17,6 @@ from bespokefl.algorithms.base import Setup, Training
 from bespokefl.algorithms.fedper import PartialSharing
 from bespokefl.algorithms.hyper import hyper
 from bespokefl.cohort import Cohort
-from bespokefl.optim import SGD
 from bespokefl.program import Call, Down, Phase
 from bespokefl.task import Batch, Task
 from bespokefl.trees import Model, Tree
@@ -53,5 +52,5 @@ class FedBABU(PartialSharing):
         names = {"whole": task.names, "body": self.shared_params(task), "head": self.private_params(task)}
         p = task.grad(c.x, batch, names[self.finetune_part], train=self.finetune_part != "head")
         lr = self.lr if self.finetune_lr is None else self.finetune_lr
-        x, m = SGD(lr, self.momentum, self.weight_decay).step(c.x, p.grad, c.m)
+        x, m = self.opt_at(lr).step(c.x, p.grad, c.m)
         return Training(x | p.buffers, m)

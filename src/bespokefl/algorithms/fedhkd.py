@@ -12,7 +12,7 @@ client's model is its own after training, as in FedAvg; with lam = gamma = 0 it 
 
 * ``distance="l2"`` is the paper's D, a norm that is not squared; "kl" the authors' code, KL(Q^j || softmax(...)).
 * The authors' server overwrites an entry client by client, so that the last one stays: ``knowledge="last"``.
-* The authors train with Adam (1e-3, batches of 64, E = 5) and clip gradients; here it is SGD, and ``clip`` is off.
+* The authors train with Adam (1e-3, batches of 64, E = 5: ``optimizer="adam"``) and clip gradients; ``clip`` is off.
 * ``aggregation`` is that of the models; H^j and Q^j are averaged as above.
 * A class that nobody had in a round keeps its entry. An absent class is uploaded as zeros with a count of 0.
 * The knowledge is collected in one more pass, in evaluation mode; the head runs on H^j in evaluation mode too.

@@ -121,6 +121,10 @@ class FedPG(Algorithm):
         "last", "the scored P-model: the last one sent, or one from fresh gradients of all clients (simulation only)"
     )
 
+    @property
+    def why_not_adam(self) -> str:
+        return "its server takes a client's move over eta for a gradient, which Adam's is not"
+
     def check(self, task: Task, setup: Setup) -> None:
         if self.pm_eval == "rebuild" and self.pm_base == "persistent":
             raise InputError('algorithm.pm_eval = "rebuild" builds P-models from the G-model; set pm_base = "global"')

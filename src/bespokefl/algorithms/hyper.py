@@ -55,21 +55,26 @@ def checked(cls: type, values: Mapping[str, Any], owner: str) -> dict[str, Any]:
 
 def _checked(field: "dataclasses.Field[Any]", hint: Any, value: Any, owner: str) -> Any:
     value = float(value) if _accepts(hint, float) and type(value) is int else value
-    ok = any(_is(option, value) for option in _options(hint))
-    bounds = field.metadata
-    if ok and isinstance(value, int | float) and not isinstance(value, bool):
-        low, high, above, below = (bounds.get(k) for k in ("low", "high", "above", "below"))
-        ok = (
-            value == value  # not NaN
-            and (low is None or value >= low)
-            and (high is None or value <= high)
-            and (above is None or value > above)
-            and (below is None or value < below)
-        )
-    if not ok:
+    if get_origin(hint) is tuple and isinstance(value, list | tuple):  # a file has lists; fields are hashed
+        value = tuple(float(v) if type(v) is int else v for v in value)
+    numbers = value if isinstance(value, tuple) else (value,)
+    if not any(_is(option, value) for option in _options(hint)) or not all(_in_range(field, v) for v in numbers):
         allowed = _range(field, hint) or _type_name(hint)
         raise InputError(f"algorithm.{field.name} = {value!r} ({owner}): it must be {allowed}")
     return value
+
+
+def _in_range(field: "dataclasses.Field[Any]", value: Any) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return True
+    low, high, above, below = (field.metadata.get(k) for k in ("low", "high", "above", "below"))
+    return (
+        value == value  # not NaN
+        and (low is None or value >= low)
+        and (high is None or value <= high)
+        and (above is None or value > above)
+        and (below is None or value < below)
+    )
 
 
 def _options(hint: Any) -> tuple[Any, ...]:
@@ -83,6 +88,9 @@ def _accepts(hint: Any, kind: type) -> bool:
 def _is(option: Any, value: Any) -> bool:
     if get_origin(option) is Literal:
         return value in get_args(option)
+    if get_origin(option) is tuple:
+        parts = get_args(option)
+        return isinstance(value, tuple) and len(value) == len(parts) and all(map(_is, parts, value))
     if option is NoneType or option is None:
         return value is None
     if option is int:
@@ -98,6 +106,8 @@ def _type_name(hint: Any) -> str:
     for option in _options(hint):
         if get_origin(option) is Literal:
             names += [repr(v) for v in get_args(option)]
+        elif get_origin(option) is tuple:
+            names.append(f"a list of {len(get_args(option))} numbers")
         else:
             names.append(_WORDS.get(option, str(option)))
     return " or ".join(names)
@@ -106,4 +116,5 @@ def _type_name(hint: Any) -> str:
 def _range(field: "dataclasses.Field[Any]", hint: Any) -> str:
     words = {"low": "at least", "above": "above", "high": "at most", "below": "below"}
     parts = [f"{text} {field.metadata[k]:g}" for k, text in words.items() if field.metadata.get(k) is not None]
-    return f"{_type_name(hint)} {' and '.join(parts)}" if parts else ""
+    each = ", each" if get_origin(hint) is tuple else ""
+    return f"{_type_name(hint)}{each} {' and '.join(parts)}" if parts else ""

@@ -46,6 +46,10 @@ class PerFedAvg(ModelAveraging, OneModel):
     adapt_by: Literal["alpha", "beta"] = hyper("alpha", "size of the step at evaluation: alpha, or lr (PGFed's code)")
     weights: Literal["sample", "uniform"] = hyper("uniform", "p_i: aggregation by samples (n_i) or all clients alike")
 
+    @property
+    def why_not_adam(self) -> str:
+        return "its meta steps are plain ones along a gradient, by its paper"
+
     def round(self, server: Tree, cohort: Cohort) -> Tree:
         up = cohort.run(self.train, shared={"w": server["w"]})
         return {"w": self.average(up.w, server["w"], up.weights(self.weights))}

@@ -59,6 +59,10 @@ class PFedMe(ModelAveraging, OneModel):
     def init_client(self, task: Task, x0: Model) -> Model:
         return x0  # theta
 
+    @property
+    def why_not_adam(self) -> str:
+        return "both of its updates are plain steps, by its paper"
+
     def round(self, server: Tree, cohort: Cohort) -> Tree:
         w = server["w"]
         if self.train_all:

@@ -61,6 +61,14 @@ class PLGUGRep(PartialSharing):
     grouping: Literal["module", "conv_norm"] = hyper("module", "a layer: a module, or a convolution with its norm")
     weights: Literal["sample", "uniform"] = hyper("uniform", "p_i: aggregation by samples (n_i) or all clients alike")
 
+    @property
+    def why_not_adam(self) -> str:
+        return (
+            "Adam's first step has one length in every coordinate, so its scores (score_from = 'step') say nothing"
+            if self.score_from == "step"
+            else ""
+        )
+
     def init_client(self, task: Task, x0: Model) -> Kept:
         return self._remembered(task, x0, self.opt.init(task.params(x0)), torch.zeros(()))
 
