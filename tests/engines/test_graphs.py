@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call, grad, vmap
 
 from bespokefl import trees
@@ -327,3 +328,18 @@ def test_zeros_of_either_sign_are_not_the_same() -> None:
         return {"a": c["a"], "b": 1 / positive, "c": 1 / negative}
 
     assert_steps_alike(signs, carry(), *batch(), steps=1)
+
+
+def test_a_trace_notes_all_shapes_in_one_fake_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Left alone, make_fx makes one for every operation, which takes most of the time of a trace."""
+    made: list[FakeTensorMode] = []
+    init = FakeTensorMode.__init__
+
+    def counted(self: FakeTensorMode, *args: Any, **kwargs: Any) -> None:
+        made.append(self)
+        init(self, *args, **kwargs)
+
+    monkeypatch.setattr(FakeTensorMode, "__init__", counted)
+    graph = Graph(lambda x: [x.sin().cos().exp().tanh().sqrt()], (torch.ones(3),), carry=False)
+    torch.testing.assert_close(graph([torch.ones(3)])[0], torch.ones(3).sin().cos().exp().tanh().sqrt())
+    assert len(made) == 1
