@@ -38,7 +38,17 @@ def make_module(experiment: Experiment, seed: int, data: FederatedData) -> torch
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derived_seed(seed, "init"))
         section = experiment.model
+        _check_answers(section.name, data)
         return models.build(section.name, data.input_shape, len(data.classes), **section.options)
+
+
+def _check_answers(name: str, data: FederatedData) -> None:
+    spec, maps = models.MODELS.get(name), data.y.ndim > 1
+    if spec is not None and spec.segments and not maps:
+        raise InputError(
+            f"model.name is {name!r}, which answers a label for every pixel, but the data has one label per sample; "
+            "take a classifier (bespoke list models)"
+        )
 
 
 def make_task(experiment: Experiment, seed: int, data: FederatedData) -> Task:

@@ -9,10 +9,22 @@ from bespokefl.models import MODELS, build
 
 
 def test_names_descriptions_and_options() -> None:
-    assert list(MODELS) == ["linear", "mlp", "fedavg-cnn", "fedpg-cnn", "lenet5", "digit-model"]
+    small = ["linear", "mlp", "fedavg-cnn", "fedpg-cnn", "lenet5", "digit-model", "pfedhn-target", "tangent-mlp"]
+    deep = ["resnet18", "resnet50", "wrn28-10", "nfresnet18", "densenet121", "unet"]
+    assert list(MODELS) == [*small, *deep]
     assert all(spec.name == name and spec.description for name, spec in MODELS.items())
     options = {name: spec.options for name, spec in MODELS.items() if spec.options}
-    assert options == {"mlp": {"hidden": (200, 200)}, "fedpg-cnn": {"dropout": (0.0, 0.0)}}
+    assert options == {
+        "mlp": {"hidden": (200, 200)},
+        "fedpg-cnn": {"dropout": (0.0, 0.0)},
+        "tangent-mlp": {"hidden": (256, 256)},
+        "resnet18": {"norm": "group", "stem": "auto", "width": 64},
+        "resnet50": {"norm": "group", "stem": "auto", "width": 64},
+        "wrn28-10": {"norm": "group", "width": 10},
+        "nfresnet18": {"width": "standard", "stem": "auto"},
+        "densenet121": {"norm": "batch", "stem": "auto", "growth": 32},
+        "unet": {"norm": "batch", "width": 32},
+    }
 
 
 @pytest.mark.parametrize("shape", [(13,), (1, 8, 8), (2, 3, 4, 5)])

@@ -38,6 +38,11 @@ def lenet5(input_shape: tuple[int, ...], classes: int) -> Network:
     return _two_convs(input_shape, classes, convs=(6, 16), hidden=(120, 84))
 
 
+def pfedhn_target(input_shape: tuple[int, ...], classes: int) -> Network:
+    """What pFedHN's hypernetwork writes the weights of: LeNet-5 with convolutions of 16 and 32."""
+    return _two_convs(input_shape, classes, convs=(16, 32), hidden=(120, 84))
+
+
 def digit_model(input_shape: tuple[int, ...], classes: int) -> Network:
     """LG-Mix's network for Digits5, BatchNorm after every layer: convolutions of 64, 64, 128, then 2048 and 512."""
     channels, height, width = input_shape

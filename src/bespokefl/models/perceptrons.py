@@ -21,3 +21,8 @@ def mlp(input_shape: tuple[int, ...], classes: int, hidden: Sequence[int] = (200
             "(for no hidden layer take the model 'linear')"
         )
     return Network(hidden_layers(math.prod(input_shape), hidden), hidden[-1], classes)
+
+
+def tangent_mlp(input_shape: tuple[int, ...], classes: int, hidden: Sequence[int] = (256, 256)) -> Network:
+    """LG-Mix's for EEG covariances as vectors of a tangent space: hidden layers of 256 and 256 with ReLU."""
+    return mlp(input_shape, classes, hidden)

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from bespokefl.errors import InputError, unknown_name
-from bespokefl.models import convnets, perceptrons
+from bespokefl.models import blocks, convnets, densenet, nfresnet, perceptrons, resnets, unet
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,7 @@ class ModelSpec:
     description: str
     factory: Callable[..., nn.Module]
     smallest_side: int | None = None  # of an image (channels, height, width); None: takes inputs of any shape
+    segments: bool = False  # answers a map of logits (classes, height, width), not one logit per class
 
     @property
     def options(self) -> dict[str, Any]:
@@ -35,6 +36,7 @@ class ModelSpec:
 
 
 _TWO_CONVS, _DIGIT = convnets.TWO_CONVS_SMALLEST_SIDE, convnets.DIGIT_MODEL_SMALLEST_SIDE
+_DEEP, _WIDE = blocks.SMALLEST_CIFAR_SIDE, resnets.WRN_SMALLEST_SIDE
 
 MODELS: dict[str, ModelSpec] = {
     spec.name: spec
@@ -45,6 +47,18 @@ MODELS: dict[str, ModelSpec] = {
         ModelSpec("fedpg-cnn", "5x5 convolutions of 64 and 64, 384, 192 (FedPG)", convnets.fedpg_cnn, _TWO_CONVS),
         ModelSpec("lenet5", "5x5 convolutions of 6 and 16, 120, 84 (LeNet-5)", convnets.lenet5, _TWO_CONVS),
         ModelSpec("digit-model", "5x5 convolutions, 2048, 512, BatchNorm (LG-Mix)", convnets.digit_model, _DIGIT),
+        ModelSpec(
+            "pfedhn-target", "5x5 convolutions of 16 and 32, 120, 84 (pFedHN)", convnets.pfedhn_target, _TWO_CONVS
+        ),
+        ModelSpec("tangent-mlp", "hidden layers of 256 and 256 (LG-Mix, BCI)", perceptrons.tangent_mlp),
+        ModelSpec("resnet18", "20 convolutions, GroupNorm (PLGU) or BatchNorm (LG-Mix)", resnets.resnet18, _DEEP),
+        ModelSpec("resnet50", "53 convolutions in bottlenecks, GroupNorm (PLGU)", resnets.resnet50, _DEEP),
+        ModelSpec("wrn28-10", "wide pre-activation blocks, GroupNorm (PLGU)", resnets.wrn28_10, _WIDE),
+        ModelSpec("nfresnet18", "ResNet-18 without norms, standardised kernels (FedPG)", nfresnet.nfresnet18, _DEEP),
+        ModelSpec("densenet121", "dense blocks of 6, 12, 24, 16, BatchNorm (LG-Mix)", densenet.densenet121, _DEEP),
+        ModelSpec(
+            "unet", "a map of logits for segmentation, BatchNorm (LG-Mix)", unet.unet, unet.SIDE_MULTIPLE, segments=True
+        ),
     )
 }
 
@@ -66,7 +80,9 @@ def build(name: str, input_shape: tuple[int, ...], classes: int, **options: Any)
             owner = f"an option of the model {name!r}"
             raise unknown_name(f"model.{option}", options[option], spec.options, what=owner, seen=option)
     if not spec.fits(shape):
-        fitting = ", ".join(other.name for other in MODELS.values() if other.fits(shape))
+        fitting = ", ".join(
+            other.name for other in MODELS.values() if other.fits(shape) and other.segments == spec.segments
+        )
         raise InputError(
             f"model.name is {name!r}, which needs images (channels, height, width) of at least "
             f"{spec.smallest_side}x{spec.smallest_side}, but the data has the shape {shape}; models that fit: {fitting}"
