@@ -45,5 +45,5 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
 
 $(VENV)/.installed-dev: $(VENV)/.installed
 	@echo "Installing the tools for development ..."
-	@$(INSTALL) --editable '.[dev,tune]'
+	@$(INSTALL) --editable '.[dev,tune,onnx]'
 	@touch $@

@@ -228,7 +228,7 @@ def test_export_gives_the_model_that_was_scored(finished: tuple[Path, str], smal
     out, _ = finished
     target = tmp_path / "deep" / "model.safetensors"
     result = bespoke("export", out / "local" / "seed-0", "--client", 3, "--out", target)
-    assert result.exit_code == 0 and result.output.strip() == str(target)
+    assert result.exit_code == 0 and result.stdout == f"{target}\n"
     with safe_open(target, "pt") as file:
         assert file.metadata() == {"client": "3", "algorithm": "local", "round": "2"}
         weight, bias = file.get_tensor("head.weight"), file.get_tensor("head.bias")

@@ -1,75 +1,174 @@
-"""A client's personal model out of a run folder."""
+"""A client's personal model out of a run folder, as files that other programs read.
+
+Every file is read back and must answer as the model does, on test samples of the client; one that does not is removed.
+"""
 
 import importlib.util
+import warnings
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import nn
+from safetensors.torch import load_file
+from torch import Tensor, nn
 
-from bespokefl import assembly, checkpoint
-from bespokefl.config_file import read_experiment
-from bespokefl.errors import InputError
-from bespokefl.results import files
+from bespokefl import assembly
+from bespokefl.algorithms import Algorithm
+from bespokefl.errors import InputError, RunError
+from bespokefl.restored import RestoredRun, restored_run
 from bespokefl.results.model_file import write_model
-from bespokefl.run import model_note, restore
+from bespokefl.run import model_note
+from bespokefl.scoring import Outputs
+from bespokefl.task import Batch, Task
 from bespokefl.trees import Model
 
+ROWS = 64  # test samples that a file is checked on
+TOLERANCE = 1e-4  # of ONNX in float32, in units of the largest answer
 
-def export_model(folder: Path, client: int, path: Path | None = None, *, onnx: bool = False) -> list[Path]:
+
+@dataclass(frozen=True)
+class Written:
+    path: Path
+    checked: str  # how, and what was found
+
+
+def export_model(folder: Path, client: int, path: Path | None = None, *, onnx: bool = False) -> list[Written]:
     """Write a client's model of the newest checkpoint; the files that were written.
 
     ``folder`` is a run's, or one that holds exactly one run.
     """
     if onnx:
         _need_onnx()
-    run = _single_run(folder)
-    experiment = read_experiment(run / files.CONFIG)
-    (choice,), (seed,) = experiment.algorithms, experiment.seeds
-    stored = checkpoint.load_newest(run / files.CHECKPOINT)
-    if stored is None:
-        raise InputError(f"{run} has no checkpoint yet; let the run go on with `bespoke run ... --resume`.")
-    data = assembly.load_data(experiment, seed)
+    run = restored_run(folder)
+    data = run.federation.data
     if not 0 <= client < data.clients:
         raise InputError(f"--client {client}: this run has the clients 0 to {data.clients - 1}.")
-    federation = assembly.make_federation(experiment, assembly.make_kit(experiment, choice, data), seed, data)
-    restore(federation, stored)
-    target = path or Path(f"{choice.label}-seed-{seed}-client-{client}.safetensors")
+    target = path or Path(f"{run.choice.label}-seed-{run.seed}-client-{client}.safetensors")
     target.parent.mkdir(parents=True, exist_ok=True)
-    model = federation.client_model(client)
-    write_model(model, model_note(federation, client, choice.label), target)
-    if not onnx:
-        return [target]
-    module = assembly.make_module(experiment, seed, data)
-    drawn = target.with_suffix(".onnx")
-    _write_onnx(_with_weights(module, model), data.x[:1].to(torch.float32), drawn)
-    return [target, drawn]
+    model = run.federation.client_model(client)
+    answers = Answers(run.federation.task, run.federation.algorithm.outputs)
+    some = data.x[torch.as_tensor(data.splits["test"][client][:ROWS])]
+    write_model(model, model_note(run.federation, client, run.choice.label), target)
+    written = [Written(target, _check_tensors(target, model, answers, some))]
+    if onnx:
+        drawn = target.with_suffix(".onnx")
+        written.append(Written(drawn, write_onnx(run, model, some, drawn)))
+    return written
 
 
-def _single_run(folder: Path) -> Path:
-    if (folder / files.CONFIG).is_file():
-        return folder
-    runs = sorted(config.parent for config in folder.glob(f"**/seed-*/{files.CONFIG}"))
-    if len(runs) != 1:
-        found = ", ".join(str(run.relative_to(folder)) for run in runs) or "none"
-        raise InputError(f"{folder} must be a run's folder, such as DIR/fedavg/seed-0; runs found in it: {found}.")
-    return runs[0]
+class Answers:
+    """What a model of a run answers, as its scores have it."""
+
+    def __init__(self, task: Task, outputs: Outputs) -> None:
+        self.task, self.outputs = task, outputs
+
+    def __call__(self, model: Model, x: Tensor) -> Tensor:
+        device = self.task.initial[self.task.names[0]].device
+        on = {name: value.to(device) for name, value in model.items()}
+        with torch.no_grad(), torch.device(device):
+            return self.outputs(self.task, on, as_batch(x.to(device, self.task.dtype))).cpu()
+
+
+def as_batch(x: Tensor) -> Batch:
+    """Inputs alone; whoever asks a model for answers knows no targets."""
+    none = x.new_zeros(x.shape[0], dtype=torch.int64)  # len(x) would fix their number when the model is traced
+    return Batch(x, none, None, torch.zeros((), dtype=torch.int64, device=x.device))
+
+
+def _check_tensors(path: Path, model: Model, answers: Answers, x: Tensor) -> str:
+    loaded = load_file(path)
+    if not torch.equal(answers(loaded, x), answers(model, x)):
+        path.unlink()
+        raise RunError(f"{path} was written, but what is read back answers differently; it was removed.")
+    return f"read back, the same answers on {len(x)} test samples"
+
+
+# ONNX ------------------------------------------------------------------------------------------------
+def write_onnx(run: RestoredRun, model: Model, x: Tensor, path: Path) -> str:
+    """The network with its weights, for any number of samples at once, checked with onnxruntime where that is there."""
+    outputs = run.federation.algorithm.outputs
+    module = assembly.make_module(run.experiment, run.seed, run.federation.data)
+    task = Task(module, head=run.experiment.model.head)  # in float32, whatever the run's precision
+    more_than_one = type(run.federation.algorithm).outputs is not Algorithm.outputs
+    module = _Answering(task, outputs, model) if more_than_one else _with_weights(module, model)
+    example = x.float()
+    example = example if len(example) > 1 else example.repeat(2, *(1,) * (x.ndim - 1))  # one row would fix that number
+    unchecked = path.with_name(f".{path.name}.unchecked")
+    try:
+        _save_onnx(module.float().eval(), example, unchecked)
+        single = {name: value.cpu().float() for name, value in model.items()}
+        said = _check_onnx(unchecked, example, Answers(task, outputs)(single, example))
+        unchecked.replace(path)
+    finally:
+        unchecked.unlink(missing_ok=True)
+    return said
+
+
+class _Answering(nn.Module):
+    """A personal model that is more than one network: what the method answers with it."""
+
+    def __init__(self, task: Task, outputs: Outputs, model: Model) -> None:
+        super().__init__()
+        self._task, self._outputs = task, outputs
+        self._names = {name: f"w_{number}" for number, name in enumerate(model)}
+        for name, value in model.items():
+            self.register_buffer(self._names[name], value.detach().cpu().float())
+
+    def forward(self, x: Tensor) -> Tensor:
+        model = {name: getattr(self, own) for name, own in self._names.items()}
+        return self._outputs(self._task, model, as_batch(x))
 
 
 def _with_weights(module: nn.Module, model: Model) -> nn.Module:
     """The plain module with the client's parameters and buffers; counters of batches keep their zeros."""
-    weights = {name: value.detach().cpu() for name, value in model.items()}
-    module.load_state_dict(module.state_dict() | weights)
-    return module.to(torch.float32).eval()
+    own = module.state_dict()
+    module.load_state_dict(own | {name: value.detach().cpu() for name, value in model.items() if name in own})
+    return module
 
 
 def _need_onnx() -> None:
     missing = [name for name in ("onnx", "onnxscript") if importlib.util.find_spec(name) is None]
     if missing:
-        raise InputError(f"--onnx needs the packages onnx and onnxscript; install {' and '.join(missing)} with pip.")
+        raise InputError(
+            f"--onnx needs the package{'s' if len(missing) > 1 else ''} {' and '.join(missing)}: "
+            "pip install 'bespokefl[onnx]'"
+        )
 
 
-def _write_onnx(module: nn.Module, example: torch.Tensor, path: Path) -> None:
+def _save_onnx(module: nn.Module, example: Tensor, path: Path) -> None:
     batch = torch.export.Dim("batch")
-    program = torch.onnx.export(module, (example,), dynamo=True, dynamic_shapes=({0: batch},))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns of its own internals, which nobody here can change
+        program = torch.onnx.export(
+            module,
+            (example,),
+            dynamo=True,
+            dynamic_shapes=({0: batch},),
+            input_names=["x"],
+            output_names=["logits"],
+            verbose=False,
+        )
     assert program is not None
     program.save(path)
+
+
+def _check_onnx(path: Path, x: Tensor, expected: Tensor) -> str:
+    if importlib.util.find_spec("onnxruntime") is None:
+        return "not checked: that needs the package onnxruntime"
+    import onnxruntime
+
+    try:
+        session: Any = onnxruntime.InferenceSession(path.read_bytes(), providers=["CPUExecutionProvider"])
+        found = [torch.from_numpy(session.run(None, {"x": part.numpy()})[0]) for part in (x, x[:1])]
+    except Exception as error:  # of many types of its own
+        raise RunError(f"the ONNX file cannot be used, and was not kept: {error}") from error
+    wanted = expected.float()
+    difference = max(float((a - b).abs().max()) for a, b in zip(found, (wanted, wanted[:1]), strict=True))
+    if not difference <= TOLERANCE * max(1.0, float(wanted.abs().max())):
+        raise RunError(
+            f"the ONNX file answers differently from the model, by up to {difference:.1e} on {len(x)} test samples; it "
+            "was not kept. Please report this with the model's code."
+        )
+    reader = f"onnxruntime {onnxruntime.__version__}"
+    return f"read back by {reader}, largest difference {difference:.1e} on {len(x)} test samples"

@@ -47,10 +47,11 @@ def export(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run's folder, such as runs/demo/ditto/seed-0.")],
     client: Annotated[int, typer.Option("--client", metavar="I", help="Number of the client, from 0.")],
     out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="The .safetensors file to write.")] = None,
-    onnx: Annotated[bool, typer.Option("--onnx", help="Write the network as ONNX, too.")] = False,
+    onnx: Annotated[bool, typer.Option("--onnx", help="Write the model as ONNX, too.")] = False,
 ) -> None:
     """Write a client's personal model."""
     from bespokefl.export import export_model
 
-    for path in export_model(folder, client, out, onnx=onnx):
-        typer.echo(path)
+    for written in export_model(folder, client, out, onnx=onnx):
+        typer.echo(written.path)
+        typer.echo(f"  {written.checked}", err=True)

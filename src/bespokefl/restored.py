@@ -1,0 +1,46 @@
+"""A run as its newest checkpoint has it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from bespokefl import assembly, checkpoint
+from bespokefl.config import AlgorithmChoice, Experiment
+from bespokefl.config_file import read_experiment
+from bespokefl.errors import InputError
+from bespokefl.federation import Federation
+from bespokefl.results import files
+from bespokefl.run import restore
+
+
+@dataclass(frozen=True)
+class RestoredRun:
+    folder: Path
+    experiment: Experiment
+    choice: AlgorithmChoice
+    seed: int
+    federation: Federation
+
+
+def restored_run(folder: Path, device: str | None = None) -> RestoredRun:
+    """``folder`` is a run's, or one that holds exactly one run; ``device`` replaces that of the run."""
+    run = single_run(folder)
+    experiment = read_experiment(run / files.CONFIG, [] if device is None else [("engine.device", device)])
+    (choice,), (seed,) = experiment.algorithms, experiment.seeds
+    stored = checkpoint.load_newest(run / files.CHECKPOINT)
+    if stored is None:
+        raise InputError(f"{run} has no checkpoint yet; let the run go on with `bespoke run ... --resume`.")
+    data = assembly.load_data(experiment, seed)
+    federation = assembly.make_federation(experiment, assembly.make_kit(experiment, choice, data), seed, data)
+    restore(federation, stored)
+    return RestoredRun(run, experiment, choice, seed, federation)
+
+
+def single_run(folder: Path) -> Path:
+    """The folder itself, or that of the only run in it."""
+    if (folder / files.CONFIG).is_file():
+        return folder
+    runs = sorted(config.parent for config in folder.glob(f"**/seed-*/{files.CONFIG}"))
+    if len(runs) != 1:
+        found = ", ".join(str(run.relative_to(folder)) for run in runs) or "none"
+        raise InputError(f"{folder} must be a run's folder, such as DIR/fedavg/seed-0; runs found in it: {found}.")
+    return runs[0]
