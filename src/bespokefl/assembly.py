@@ -12,6 +12,7 @@ from bespokefl.algorithms import Algorithm, build_algorithm
 from bespokefl.attacks import Attack
 from bespokefl.config import AlgorithmChoice, Document, Experiment
 from bespokefl.data import PARTITIONS, SOURCES, FederatedData, load
+from bespokefl.data.held_out import HoldOut
 from bespokefl.data.options import option_names, parse_options
 from bespokefl.engines import Engine, build_engine
 from bespokefl.errors import InputError
@@ -26,7 +27,11 @@ def load_data(experiment: Experiment, seed: int) -> FederatedData:
     """The clients' data of a run; the partition is drawn by data.seed where it is set, else by the run's seed."""
     section = experiment.data
     keys = section.model_dump(exclude={"options", "seed"}) | section.options
-    return load(**keys, seed=data_seed(experiment, seed))
+    new = experiment.new_clients
+    if new.count is not None and new.share is not None:
+        raise InputError(f"new_clients.share = {new.share} stands beside new_clients.count; keep one of the two.")
+    held_out = HoldOut(new.count, new.share, new.choose) if new.wanted else None
+    return load(**keys, seed=data_seed(experiment, seed), held_out=held_out)
 
 
 def data_seed(experiment: Experiment, seed: int) -> int:
@@ -113,6 +118,7 @@ def make_federation(experiment: Experiment, kit: Kit, seed: int, data: Federated
 def resolved(experiment: Experiment, choice: AlgorithmChoice, seed: int, data: FederatedData, task: Task) -> Document:
     """The configuration of one run with every default filled in: running it again repeats the run."""
     attack = {} if experiment.attack.kind == "none" else {"attack": experiment.attack.model_dump()}
+    new = experiment.new_clients
     return {
         "seeds": [seed],
         "algorithm": {"name": choice.name, "label": choice.label} | _hyper(experiment, choice),
@@ -124,6 +130,7 @@ def resolved(experiment: Experiment, choice: AlgorithmChoice, seed: int, data: F
         "checkpoint": experiment.checkpoint.model_dump(),
         "output": experiment.output.model_dump(),
         **attack,
+        **({"new_clients": new.model_dump()} if new.wanted else {}),
     }
 
 
@@ -141,7 +148,7 @@ def _resolved_data(experiment: Experiment, seed: int, data: FederatedData) -> Do
     return {
         **section.model_dump(exclude={"options"}),
         "root": None if section.root is None else os.path.abspath(os.path.expanduser(section.root)),
-        "clients": data.clients,
+        "clients": data.record["partition"]["clients"],
         "test": data.record["split"]["test"],
         "val": data.record["split"]["val"],
         "seed": data_seed(experiment, seed),

@@ -122,6 +122,24 @@ class DataNote(Section):
     settings: list[str] = ["*"]  # patterns of the settings that need them
 
 
+class NewClientsSection(Section):
+    """Clients that are held out of the training and join afterwards, as in PGFed's figure 4."""
+
+    count: Positive | None = None  # how many clients; None: by share
+    share: Annotated[float, Field(gt=0, lt=1)] | None = None  # of all clients; neither: nobody is held out
+    choose: Literal["last", "random"] = "last"  # which ones
+    epochs: Positive = 20  # of their own training
+    start: Literal["method", "global"] = "method"  # the method's own procedure, or plain SGD from the global model
+    opt_state: Literal["reset", "keep"] = "reset"  # a fresh optimiser in every epoch, or one for all
+    lr: Annotated[float, Field(gt=0)] | None = None  # None: as in the training
+    momentum: Annotated[float, Field(ge=0, lt=1)] | None = None
+    batch_size: Positive | Literal["full"] | None = None
+
+    @property
+    def wanted(self) -> bool:
+        return self.count is not None or self.share is not None
+
+
 class PaperSection(Section):
     """What a paper reports, for `bespoke reproduce`."""
 
@@ -188,6 +206,7 @@ class Experiment:
     output: OutputSection
     attack: AttackSection
     tune: TuneSection
+    new_clients: NewClientsSection
     paper: PaperSection
     origin: Origin
 
@@ -211,5 +230,6 @@ SECTIONS: dict[str, type[Section]] = {
     "output": OutputSection,
     "attack": AttackSection,
     "tune": TuneSection,
+    "new_clients": NewClientsSection,
     "paper": PaperSection,
 }

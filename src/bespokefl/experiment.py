@@ -118,10 +118,14 @@ def explain(error: Exception) -> str:
 
 
 def describe_partition(data: FederatedData, out: Path, seed: int) -> None:
-    """Labels per client as numbers and as a picture."""
+    """Labels per client as numbers and as a picture; clients that are held out come last."""
+    new = data.held_out
+    data = data if new is None else data.together_with(new)
     sizes = {split: data.sizes(split) for split in ("train", "val", "test")}
     columns: dict[str, Any] = {"client": range(data.clients), "name": data.client_names}
     columns |= {f"n_{split}": size for split, size in sizes.items()}
+    if new is not None:
+        columns["held_out"] = [int(client >= data.clients - new.clients) for client in range(data.clients)]
     labels: tuple[str, ...] = ("images",) if data.has_masks else data.classes
     if data.has_masks:
         counts = np.sum(list(sizes.values()), axis=0)[:, None]
@@ -171,6 +175,7 @@ def make_plan(experiment: Experiment, choice: AlgorithmChoice, seed: int, out: P
         eval=experiment.eval,
         checkpoint=experiment.checkpoint,
         output=experiment.output,
+        new_clients=experiment.new_clients,
         document=document,
     )
 

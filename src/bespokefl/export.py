@@ -3,8 +3,11 @@
 Every file is read back and must answer as the model does, on test samples of the client; one that does not is removed.
 """
 
+import contextlib
 import importlib.util
+import logging
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +22,7 @@ from bespokefl.errors import InputError, RunError
 from bespokefl.restored import RestoredRun, restored_run
 from bespokefl.results.model_file import write_model
 from bespokefl.run import model_note
-from bespokefl.scoring import Outputs
+from bespokefl.scoring import Outputs, network_outputs
 from bespokefl.task import Batch, Task
 from bespokefl.trees import Model
 
@@ -39,7 +42,7 @@ def export_model(folder: Path, client: int, path: Path | None = None, *, onnx: b
     ``folder`` is a run's, or one that holds exactly one run.
     """
     if onnx:
-        _need_onnx()
+        need_onnx()
     run = restored_run(folder)
     data = run.federation.data
     if not 0 <= client < data.clients:
@@ -50,10 +53,10 @@ def export_model(folder: Path, client: int, path: Path | None = None, *, onnx: b
     answers = Answers(run.federation.task, run.federation.algorithm.outputs)
     some = data.x[torch.as_tensor(data.splits["test"][client][:ROWS])]
     write_model(model, model_note(run.federation, client, run.choice.label), target)
-    written = [Written(target, _check_tensors(target, model, answers, some))]
+    written = [Written(target, check_tensors(target, model, answers, some))]
     if onnx:
         drawn = target.with_suffix(".onnx")
-        written.append(Written(drawn, write_onnx(run, model, some, drawn)))
+        written.append(Written(drawn, write_onnx(run, model, answers.outputs, some, drawn)))
     return written
 
 
@@ -76,7 +79,7 @@ def as_batch(x: Tensor) -> Batch:
     return Batch(x, none, None, torch.zeros((), dtype=torch.int64, device=x.device))
 
 
-def _check_tensors(path: Path, model: Model, answers: Answers, x: Tensor) -> str:
+def check_tensors(path: Path, model: Model, answers: Answers, x: Tensor) -> str:
     loaded = load_file(path)
     if not torch.equal(answers(loaded, x), answers(model, x)):
         path.unlink()
@@ -85,13 +88,12 @@ def _check_tensors(path: Path, model: Model, answers: Answers, x: Tensor) -> str
 
 
 # ONNX ------------------------------------------------------------------------------------------------
-def write_onnx(run: RestoredRun, model: Model, x: Tensor, path: Path) -> str:
+def write_onnx(run: RestoredRun, model: Model, outputs: Outputs, x: Tensor, path: Path) -> str:
     """The network with its weights, for any number of samples at once, checked with onnxruntime where that is there."""
-    outputs = run.federation.algorithm.outputs
     module = assembly.make_module(run.experiment, run.seed, run.federation.data)
     task = Task(module, head=run.experiment.model.head)  # in float32, whatever the run's precision
-    more_than_one = type(run.federation.algorithm).outputs is not Algorithm.outputs
-    module = _Answering(task, outputs, model) if more_than_one else _with_weights(module, model)
+    one_network = getattr(outputs, "__func__", outputs) in (Algorithm.outputs, network_outputs)
+    module = _with_weights(module, model) if one_network else _Answering(task, outputs, model)
     example = x.float()
     example = example if len(example) > 1 else example.repeat(2, *(1,) * (x.ndim - 1))  # one row would fix that number
     unchecked = path.with_name(f".{path.name}.unchecked")
@@ -127,7 +129,7 @@ def _with_weights(module: nn.Module, model: Model) -> nn.Module:
     return module
 
 
-def _need_onnx() -> None:
+def need_onnx() -> None:
     missing = [name for name in ("onnx", "onnxscript") if importlib.util.find_spec(name) is None]
     if missing:
         raise InputError(
@@ -138,8 +140,7 @@ def _need_onnx() -> None:
 
 def _save_onnx(module: nn.Module, example: Tensor, path: Path) -> None:
     batch = torch.export.Dim("batch")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch warns of its own internals, which nobody here can change
+    with _without_torch_s_remarks():
         program = torch.onnx.export(
             module,
             (example,),
@@ -151,6 +152,20 @@ def _save_onnx(module: nn.Module, example: Tensor, path: Path) -> None:
         )
     assert program is not None
     program.save(path)
+
+
+@contextlib.contextmanager
+def _without_torch_s_remarks() -> Iterator[None]:
+    """The exporter warns of its own internals, and of packages that are not needed."""
+    log = logging.getLogger("torch.onnx")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        log.setLevel(level)
 
 
 def _check_onnx(path: Path, x: Tensor, expected: Tensor) -> str:

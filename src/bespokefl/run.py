@@ -5,7 +5,7 @@ same files, byte for byte, as if nothing had happened (apart from `TIMED_KEYS`).
 """
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from bespokefl import __version__, checkpoint, metrics, trees
-from bespokefl.config import CheckpointSection, Document, EvalSection, OutputSection
+from bespokefl.config import CheckpointSection, Document, EvalSection, NewClientsSection, OutputSection
 from bespokefl.engines.memory import peak_bytes
 from bespokefl.federation import Federation, RoundRecord
 from bespokefl.interrupts import StopRequest
@@ -22,6 +22,7 @@ from bespokefl.results import files, store
 from bespokefl.results.evaluations import EVALUATIONS, EvaluationLog
 from bespokefl.results.facts import is_kept, write_facts
 from bespokefl.results.model_file import write_model
+from bespokefl.results.new_clients import let_new_clients_join
 from bespokefl.results.summary import client_columns, further_figures, main_figures, meanings
 from bespokefl.results.surfaces import write_surfaces
 from bespokefl.selection import Score, Selection, affordable, choose_rule
@@ -46,6 +47,7 @@ class RunPlan:
     checkpoint: CheckpointSection
     output: OutputSection
     document: Document  # the resolved configuration
+    new_clients: NewClientsSection = field(default_factory=NewClientsSection)
 
 
 class Run:
@@ -85,7 +87,7 @@ class Run:
         finally:
             log.close()
             evaluations.close()
-        self._write_results(log)
+        self._write_results(log, reporter)
         return True
 
     def _warn(self, watch: Watch, line: files.Line, reporter: Reporter) -> None:
@@ -169,7 +171,7 @@ class Run:
         return self.federation.rounds_done
 
     # the end -----------------------------------------------------------------------------------------
-    def _write_results(self, log: files.RoundLog) -> None:
+    def _write_results(self, log: files.RoundLog, reporter: Reporter) -> None:
         score, folder = self.selection.score, self.plan.folder
         assert score is not None
         if self.plan.output.personal:
@@ -179,7 +181,10 @@ class Run:
         columns = client_columns(self.federation.data, score, log.lines) | self._malicious_column()
         files.write_csv(folder / files.CLIENTS, columns)
         store.write_results(folder, self.plan.name, score.round)
-        files.write_json(folder / files.SUMMARY, self._summary(score, log))
+        summary = self._summary(score, log)
+        if self.federation.data.held_out is not None:
+            summary |= {"new_clients": let_new_clients_join(self.federation, self.plan.new_clients, folder, reporter)}
+        files.write_json(folder / files.SUMMARY, summary)
 
     def _who(self) -> dict[str, Any]:
         data = self.federation.data

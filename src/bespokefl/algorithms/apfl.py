@@ -21,14 +21,14 @@ import torch
 from torch import Tensor
 
 from bespokefl.algorithms.averaging import ModelAveraging
-from bespokefl.algorithms.base import OneModel
+from bespokefl.algorithms.base import Newcomer, OneModel
 from bespokefl.algorithms.hyper import hyper
 from bespokefl.cohort import Cohort
 from bespokefl.program import Call, Down, Phase, Program
 from bespokefl.proximal import part_way
 from bespokefl.scoring import hand_over
 from bespokefl.task import Batch, Task
-from bespokefl.trees import Model, Tree, dot, scale, sub
+from bespokefl.trees import Model, Tree, dot, scale, sub, zeros
 
 
 class Kept(NamedTuple):
@@ -71,6 +71,10 @@ class APFL(ModelAveraging, OneModel):
     def personal_model(self, server: Tree, cohort: Cohort) -> Call:
         return Call(Program(self.mixed, (), hand_over), {"w": server["w"]})
 
+    def newcomer(self, server: Tree, task: Task) -> Newcomer:
+        how = "a model of its own that starts at the global one, mixed with that by a learned share"
+        return self.joining(how, self.begin_new, self.newcomer_step, {"w": server["w"]})
+
     # one client --------------------------------------------------------------------------------------
     @property
     def train(self) -> Program:
@@ -97,3 +101,20 @@ class APFL(ModelAveraging, OneModel):
     def mixed(self, task: Task, down: Down, kept: Kept) -> Model:
         model: Model = part_way(down.w, kept.alpha, kept.v)
         return model
+
+    # one that comes later: w stays, and alpha is learned at every step, for v = w leaves the first nothing to learn ---
+    def begin_new(self, task: Task, down: Down, kept: Kept) -> Both:
+        return Both(down.w, down.w, kept.alpha, torch.ones(()), {}, self.opt.init(task.params(down.w)))
+
+    def newcomer_step(self, task: Task, down: Down, c: Both, batch: Batch) -> Both:
+        q = task.grad(part_way(c.w, c.alpha, c.v), batch)
+        v, mv = self.opt.step(c.v, scale(c.alpha, q.grad), c.mv)
+        alpha = self.learned(task, c, q.grad) if self.adaptive else c.alpha
+        return c._replace(v=v | q.buffers, alpha=alpha, mv=mv)
+
+    def joined_model(self, task: Task, down: Down, c: Both) -> Model:
+        model: Model = part_way(c.w, c.alpha, c.v)
+        return model
+
+    def fresh_optimiser(self, task: Task, down: Down, c: Both) -> Both:
+        return c._replace(mv=zeros(c.mv))

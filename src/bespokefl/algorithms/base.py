@@ -1,9 +1,9 @@
 """What every algorithm is: hyper-parameters, a server's round, and the programs of one client."""
 
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import ClassVar, Literal, NamedTuple
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 from torch import Tensor
 
@@ -11,10 +11,10 @@ from bespokefl.algorithms.hyper import checked, hyper
 from bespokefl.cohort import Cohort
 from bespokefl.errors import InputError
 from bespokefl.optim import SGD, Adam, Buffers, Optimizer
-from bespokefl.program import Batches, Call, Down, Program, shuffled
+from bespokefl.program import Batches, Call, Down, Phase, Program, shuffled
 from bespokefl.scoring import hand_over, network_outputs
 from bespokefl.task import Batch, Pass, Task
-from bespokefl.trees import Model, Tree
+from bespokefl.trees import Model, Tree, zeros
 
 
 class Setup(NamedTuple):
@@ -31,6 +31,22 @@ class Training(NamedTuple):
 
     x: Model
     m: Buffers  # of the optimiser: momentum
+
+
+class Newcomer(NamedTuple):
+    """How ONE client that never took part comes to a model of its own: where it starts, and epochs of steps.
+
+    The functions are those of a program; ``kept`` is the state that ``init_client`` gives. After every epoch the client
+    may be asked for its ``model``, so what goes from step to step also goes from epoch to epoch.
+    """
+
+    how: str  # for people: what is trained, from where
+    begin: Callable[..., Tree]  # (task, down, kept) -> carry
+    step: Callable[..., Tree]  # (task, down, carry, batch) -> carry
+    model: Callable[..., Model]  # (task, down, carry) -> the client's model
+    fresh: Callable[..., Tree]  # (task, down, carry) -> carry with its optimisers as at the start
+    shared: Mapping[str, Tree]  # what the server sends
+    before: tuple[Phase, ...] = ()  # once, before the first epoch
 
 
 @dataclass(frozen=True)
@@ -110,6 +126,55 @@ class Algorithm:
     def check(self, task: Task, setup: Setup) -> None:
         """Refuses (InputError) hyper-parameters that do not fit the model or the federation."""
 
+    # a client that comes later -----------------------------------------------------------------------
+    def newcomer(self, server: Tree, task: Task) -> Newcomer:
+        """How a client that never took part gets its model; by default it fine-tunes the global one."""
+        w = self.global_model(server)
+        if w is None:
+            raise InputError(
+                f"algorithm.name = {self.name!r} has no global model that a new client could start from, and does not "
+                "say what else it starts from; give it a method newcomer()"
+            )
+        return self.tuning(w, "the global model, fine-tuned")
+
+    @property
+    def newcomer_settings(self) -> dict[str, str]:
+        """What the steps of a new client go by, where it is not lr, momentum or batch_size: the name that it has."""
+        return {}
+
+    def for_newcomers(self, **settings: Any) -> Self:
+        """The same method with another lr, momentum or batch_size for the steps that a new client takes."""
+        named = {self.newcomer_settings.get(key, key): value for key, value in settings.items()}
+        return replace(self, **settings | named) if settings else self
+
+    def tuning(self, w: Model, how: str) -> Newcomer:
+        """Plain local SGD from a given model."""
+        return Newcomer(how, self.begin_tuning, self.tuning_step, x_of, without_momentum, {"w": w})
+
+    def joining(
+        self,
+        how: str,
+        begin: Callable[..., Tree],
+        step: Callable[..., Tree],
+        shared: Mapping[str, Tree],
+        before: tuple[Phase, ...] = (),
+    ) -> Newcomer:
+        return Newcomer(how, begin, step, self.joined_model, self.fresh_optimiser, shared, before)
+
+    def begin_tuning(self, task: Task, down: Down, kept: Tree) -> Training:
+        return Training(down.w, self.opt.init(task.params(down.w)))
+
+    def tuning_step(self, task: Task, down: Down, c: Training, batch: Batch) -> Training:
+        return self.descend(c, task.grad(c.x, batch))
+
+    def joined_model(self, task: Task, down: Down, c: Tree) -> Model:
+        """The model of a new client: the carry's ``x``, unless the method says otherwise."""
+        return x_of(task, down, c)
+
+    def fresh_optimiser(self, task: Task, down: Down, c: Tree) -> Tree:
+        """A new client's carry without momentum, which is its ``m``, unless the method says otherwise."""
+        return without_momentum(task, down, c)
+
     # what is seen of it ------------------------------------------------------------------------------
     def outputs(self, task: Task, model: Model, batch: Batch) -> Tensor:
         """What a personal model answers; a method whose personal model is more than one network says how."""
@@ -182,3 +247,12 @@ class OneModel(Algorithm):
     def global_model(self, server: Tree) -> Model:
         w: Model = server["w"]
         return w
+
+
+def x_of(task: Task, down: Down, c: Tree) -> Model:
+    x: Model = c.x
+    return x
+
+
+def without_momentum(task: Task, down: Down, c: Tree) -> Tree:
+    return c._replace(m=zeros(c.m))

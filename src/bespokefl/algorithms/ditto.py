@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple
 
 from bespokefl.algorithms.averaging import ModelAveraging
-from bespokefl.algorithms.base import OneModel
+from bespokefl.algorithms.base import Newcomer, OneModel, Training
 from bespokefl.algorithms.hyper import hyper
 from bespokefl.cohort import Cohort
 from bespokefl.program import Down, Phase, Program
@@ -48,6 +48,10 @@ class Ditto(ModelAveraging, OneModel):
         up = cohort.run(self.train, shared={"w": server["w"]})
         return {"w": self.average(up.x, server["w"], up.weights(self.weights))}
 
+    def newcomer(self, server: Tree, task: Task) -> Newcomer:
+        how = "a personal model that starts at the global one and is pulled towards it"
+        return self.joining(how, self.begin_tuning, self.newcomer_step, {"w": server["w"]})
+
     # one client --------------------------------------------------------------------------------------
     @property
     def train(self) -> Program:
@@ -68,3 +72,8 @@ class Ditto(ModelAveraging, OneModel):
 
     def own(self, task: Task, down: Down, kept: Kept) -> Model:
         return kept.v
+
+    # one that comes later ----------------------------------------------------------------------------
+    def newcomer_step(self, task: Task, down: Down, c: Training, batch: Batch) -> Training:
+        p = task.grad(c.x, batch)
+        return self.descend(c, p._replace(grad=pulled(p.grad, self.lam, c.x, down.w)))

@@ -29,14 +29,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bespokefl.algorithms.base import Algorithm, Setup, Training
+from bespokefl.algorithms.base import Algorithm, Newcomer, Setup, Training
 from bespokefl.algorithms.hyper import hyper
 from bespokefl.cohort import Cohort
 from bespokefl.errors import InputError
 from bespokefl.program import Down, Phase, Program, Rows
 from bespokefl.solvers import squared_distances
 from bespokefl.task import Batch, Task
-from bespokefl.trees import Model, Tree, combine, repeat, tree_map
+from bespokefl.trees import Model, Tree, combine, mean, repeat, tree_map
 
 
 @dataclass(frozen=True)
@@ -84,6 +84,12 @@ class FedAMP(Algorithm):
         xi[itself] = np.maximum(0.0, 1.0 - xi.sum(1))
         return torch.as_tensor(xi, device=w[task.names[0]].device)
 
+    def newcomer(self, server: Tree, task: Task) -> Newcomer:
+        n = len(server["w"][task.names[0]])
+        u = mean(server["w"], torch.full((n,), 1 / n, dtype=torch.float64))
+        how = "the mean of all clients' models, trained on and pulled towards it"
+        return self.joining(how, self.begin_new, self.step, {"u": u})
+
     # one client --------------------------------------------------------------------------------------
     @property
     def train(self) -> Program:
@@ -92,6 +98,10 @@ class FedAMP(Algorithm):
     def begin(self, task: Task, down: Down, own: Training) -> Training:
         x = own.x if self.start == "own" else down.u
         return Training(x, self.momentum_at_start(own.m, task.params(x)))
+
+    def begin_new(self, task: Task, down: Down, own: Training) -> Training:
+        x = own.x | down.u
+        return Training(x, self.opt.init(task.params(x)))
 
     def step(self, task: Task, down: Down, c: Training, batch: Batch) -> Training:
         p, pull = task.grad(c.x, batch), self.lam / self.alpha

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from bespokefl.algorithms.averaging import ModelAveraging
-from bespokefl.algorithms.base import OneModel, Training
+from bespokefl.algorithms.base import Newcomer, OneModel, Training
 from bespokefl.algorithms.hyper import hyper
 from bespokefl.cohort import Cohort
 from bespokefl.program import Batches, Call, Down, Phase, Program
@@ -52,6 +52,11 @@ class LocalSGD(OneModel):
     def personal_model(self, server: Tree, cohort: Cohort) -> Call:
         program = {"local_before_agg": self.last_trained, "global": GLOBAL_MODEL, "finetune": self.tuned}[self.personal]
         return Call(program, {"w": server["w"]})
+
+    def newcomer(self, server: Tree, task: Task) -> Newcomer:
+        return self.joining(
+            "the global model, trained on by the local objective", self.begin_fresh, self.step, {"w": server["w"]}
+        )
 
     # one client --------------------------------------------------------------------------------------
     @property

@@ -13,7 +13,7 @@ after ``finetune_epochs`` of local SGD at evaluation, on a copy: of the whole mo
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from bespokefl.algorithms.base import Setup, Training
+from bespokefl.algorithms.base import Newcomer, Setup, Training
 from bespokefl.algorithms.fedper import PartialSharing
 from bespokefl.algorithms.hyper import hyper
 from bespokefl.cohort import Cohort
@@ -47,6 +47,14 @@ class FedBABU(PartialSharing):
 
     def personal_model(self, server: Tree, cohort: Cohort) -> Call:
         return Call(self.tuned(self.finetune_step, self.finetune_epochs), {"phi": server["phi"]})
+
+    def newcomer(self, server: Tree, task: Task) -> Newcomer:
+        how = f"the shared body with the initial head, fine-tuned ({self.finetune_part})"
+        return self.joining(how, self.begin_anew, self.finetune_step, {"phi": server["phi"]})
+
+    @property
+    def newcomer_settings(self) -> dict[str, str]:
+        return {} if self.finetune_lr is None else {"lr": "finetune_lr"}
 
     def finetune_step(self, task: Task, down: Down, c: Training, batch: Batch) -> Training:
         names = {"whole": task.names, "body": self.shared_params(task), "head": self.private_params(task)}

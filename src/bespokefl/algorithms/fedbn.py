@@ -17,7 +17,9 @@ from bespokefl.algorithms.averaging import ModelAveraging
 from bespokefl.algorithms.base import Setup
 from bespokefl.algorithms.fedper import PartialSharing
 from bespokefl.errors import InputError
-from bespokefl.task import Task
+from bespokefl.program import Down
+from bespokefl.task import Batch, Task
+from bespokefl.trees import Tree
 
 
 @dataclass(frozen=True)
@@ -37,3 +39,8 @@ class FedBN(PartialSharing):
                 "algorithm.name = 'fedbn': all trained layers of the model are normalisations, so there is nothing to "
                 "share; take another model, or algorithm.name = 'local'"
             )
+
+    def newcomer_step(self, task: Task, down: Down, c: Tree, batch: Batch) -> Tree:
+        """Its own normalisation, statistics included; without such layers it is FedAvg, and fine-tunes the model."""
+        step = self.private_step_in_training if self.private_params(task) else self.joint_step
+        return step(task, down, c, batch)

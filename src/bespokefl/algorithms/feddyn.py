@@ -82,3 +82,9 @@ class FedDyn(LocalSGD):
 
     def tuned_model(self, task: Task, down: Down, c: Tree) -> tuple[dict[str, Tree], Tree]:
         return super().tuned_model(task, down, c.training)
+
+    def joined_model(self, task: Task, down: Down, c: Tree) -> Model:
+        return super().joined_model(task, down, c.training)
+
+    def fresh_optimiser(self, task: Task, down: Down, c: Tree) -> Tree:
+        return c._replace(training=super().fresh_optimiser(task, down, c.training))

@@ -30,13 +30,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bespokefl.algorithms.base import Algorithm, Setup, Training
+from bespokefl.algorithms.base import Algorithm, Newcomer, Setup, Training
 from bespokefl.algorithms.hyper import hyper
 from bespokefl.cohort import Cohort
 from bespokefl.program import Down, Phase, Program, ordered
 from bespokefl.rng import stream
 from bespokefl.task import Batch, Task
-from bespokefl.trees import Model, Tree, leaves, repeat, rows, sub, tree_map
+from bespokefl.trees import Model, Tree, leaves, mean, repeat, rows, sub, tree_map
 
 
 class Server(NamedTuple):
@@ -114,6 +114,11 @@ class FedFomo(Algorithm):
             np.append(others, [i] * (most - len(others))) for i, others in zip(cohort.ids, picked, strict=True)
         ]
         return torch.as_tensor(np.stack(filled), dtype=torch.int64)
+
+    def newcomer(self, server: Server, task: Task) -> Newcomer:
+        met = (server.sent >= 0).double()
+        met = met if met.any() else torch.ones_like(met)
+        return self.tuning(mean(server.models, met / met.sum()), "the mean of the models that clients sent, fine-tuned")
 
     def server_facts(self, server: Server) -> dict[str, Tensor]:
         return {"P": server.P}

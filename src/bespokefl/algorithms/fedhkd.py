@@ -25,7 +25,7 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from bespokefl.algorithms.base import Setup, Training
+from bespokefl.algorithms.base import Newcomer, Setup, Training
 from bespokefl.algorithms.fedavg import FedAvg, Kept
 from bespokefl.algorithms.hyper import hyper
 from bespokefl.cohort import Cohort
@@ -85,6 +85,9 @@ class FedHKD(FedAvg):
 
     def personal_model(self, server: Tree, cohort: Cohort) -> Call:
         return super().personal_model(server, cohort)._replace(shared=server)
+
+    def newcomer(self, server: Tree, task: Task) -> Newcomer:
+        return super().newcomer(server, task)._replace(shared=server)
 
     # one client --------------------------------------------------------------------------------------
     @property

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 from bespokefl.algorithms.averaging import ModelAveraging
-from bespokefl.algorithms.base import Setup, Training
+from bespokefl.algorithms.base import Newcomer, Setup, Training
 from bespokefl.algorithms.hyper import hyper
 from bespokefl.cohort import Cohort
 from bespokefl.errors import InputError
@@ -73,6 +73,10 @@ class PartialSharing(ModelAveraging):
     def personal_model(self, server: Tree, cohort: Cohort) -> Call:
         return Call(Program(self.joined, (), hand_over), {"phi": server["phi"]})
 
+    def newcomer(self, server: Tree, task: Task) -> Newcomer:
+        how = "a private part from the initial one, trained under the server's shared part, which stays as it is"
+        return self.joining(how, self.begin, self.newcomer_step, {"phi": server["phi"]})
+
     # one client --------------------------------------------------------------------------------------
     @property
     def train(self) -> Program:
@@ -92,6 +96,15 @@ class PartialSharing(ModelAveraging):
     def shared_step(self, task: Task, down: Down, c: Tree, batch: Batch) -> Tree:
         """The private part is fixed."""
         return self.moved(c, task.grad(c.x, batch, self.shared_params(task)))
+
+    def newcomer_step(self, task: Task, down: Down, c: Tree, batch: Batch) -> Tree:
+        return self.private_step(task, down, c, batch)
+
+    def private_step_in_training(self, task: Task, down: Down, c: Tree, batch: Batch) -> Tree:
+        """The shared part is fixed, with its statistics; those of the private part move."""
+        private = set(self.private(task))
+        p = task.grad(c.x, batch, self.private_params(task))
+        return self.moved(c, p._replace(buffers={k: v for k, v in p.buffers.items() if k in private}))
 
     def moved(self, c: Tree, p: Pass) -> Tree:
         """One step of SGD on the names in the gradient, with the pass's new buffers."""

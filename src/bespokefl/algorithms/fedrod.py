@@ -23,13 +23,13 @@ from torch import Tensor
 from torch.func import grad
 
 from bespokefl.algorithms.averaging import ModelAveraging
-from bespokefl.algorithms.base import OneModel, Setup
+from bespokefl.algorithms.base import Newcomer, OneModel, Setup
 from bespokefl.algorithms.hyper import hyper
 from bespokefl.cohort import Cohort
 from bespokefl.hypernetwork import HyperNetwork, generate, initial_parameters
 from bespokefl.program import Call, Down, Phase, Program, ordered
 from bespokefl.task import Batch, Task
-from bespokefl.trees import Model, Tree, pick, rows
+from bespokefl.trees import Model, Tree, pick, rows, zeros
 
 PERSONAL = "personal."  # before the names of the personal head in a client's model
 FEWEST = 1e-12  # samples of a class that a client lacks
@@ -85,6 +85,10 @@ class FedRoD(ModelAveraging, OneModel):
         counting = (self.counting,) if self.head == "hyper" else ()
         return Call(Program(self.begin, counting, self.answering), server)
 
+    def newcomer(self, server: Tree, task: Task) -> Newcomer:
+        how = "a personal head on the server's body and generic head, which stay as they are"
+        return self.joining(how, self.begin, self.head_step, server, (self.counting,))
+
     def outputs(self, task: Task, model: Model, batch: Batch) -> Tensor:
         """h^G(z) + h_i^P(z)."""
         out, h, _ = task.apply(model, batch)
@@ -119,13 +123,29 @@ class FedRoD(ModelAveraging, OneModel):
 
         q = task.grad(c.x, batch, objective=balanced)
         x, m = self.opt.step(c.x, q.grad, c.m)
+        return self.personal_step(task, c, batch, q.out, q.h)._replace(x=x | q.buffers, m=m)
+
+    def personal_step(self, task: Task, c: Two, batch: Batch, generic: Tensor, z: Tensor) -> Two:
+        """One step of h_i^P beside what the generic head answers."""
 
         def personal(p: Model) -> Tensor:
-            own = task.head_outputs(c.x | self.personal_head(task, p, c.n), q.h)
-            return batch.mean(task.per_sample(q.out + own, batch.y))
+            own = task.head_outputs(c.x | self.personal_head(task, p, c.n), z)
+            return batch.mean(task.per_sample(generic + own, batch.y))
 
         p, mp = self.opt.step(c.p, grad(personal)(c.p), c.mp)
-        return Two(x | q.buffers, p, m, mp, c.n)
+        return c._replace(p=p, mp=mp)
+
+    def head_step(self, task: Task, down: Down, c: Two, batch: Batch) -> Two:
+        """What a client does that comes later: body and generic head are fixed, in evaluation mode."""
+        generic, z, _ = task.apply(c.x, batch)
+        return self.personal_step(task, c, batch, generic, z)
+
+    def joined_model(self, task: Task, down: Down, c: Two) -> Model:
+        model: Model = self.answering(task, down, c)[0]["model"]
+        return model
+
+    def fresh_optimiser(self, task: Task, down: Down, c: Two) -> Two:
+        return c._replace(mp=zeros(c.mp))
 
     def finish(self, task: Task, down: Down, c: Two) -> tuple[dict[str, Tree], Kept]:
         return {"w": c.x, "nu": c.p if self.head == "hyper" else {}}, self._kept(c.p, c.m, c.mp)

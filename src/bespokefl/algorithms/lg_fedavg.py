@@ -46,6 +46,9 @@ class LGFedAvg(PartialSharing):
     def phases(self) -> tuple[Phase, ...]:
         return (Phase(self.joint_step if self.update == "joint" else self.two_steps, self.epochs),)
 
+    def newcomer_step(self, task: Task, down: Down, c: Tree, batch: Batch) -> Tree:
+        return self.private_step_in_training(task, down, c, batch)  # a body has to learn its statistics
+
     def two_steps(self, task: Task, down: Down, c: Tree, batch: Batch) -> Tree:
         c = self.moved(c, task.grad(c.x, batch, self.private_params(task)))
         p = task.grad(c.x, batch, self.shared_params(task))

@@ -7,7 +7,7 @@ A client trains E epochs in the rounds in which it is sampled, so that every met
 from dataclasses import dataclass
 from typing import ClassVar
 
-from bespokefl.algorithms.base import Algorithm, Training
+from bespokefl.algorithms.base import Algorithm, Newcomer, Training
 from bespokefl.algorithms.hyper import hyper
 from bespokefl.cohort import Cohort
 from bespokefl.program import Down, Phase, Program
@@ -28,6 +28,9 @@ class Local(Algorithm):
     def round(self, server: Tree, cohort: Cohort) -> Tree:
         (cohort.everyone() if self.local_every_round else cohort).run(self.train)
         return server
+
+    def newcomer(self, server: Tree, task: Task) -> Newcomer:
+        return self.joining("the initial model, trained alone", self.begin, self.step, {})
 
     # one client --------------------------------------------------------------------------------------
     @property

@@ -24,7 +24,7 @@ from typing import ClassVar, Literal
 import torch
 
 from bespokefl.algorithms.averaging import ModelAveraging
-from bespokefl.algorithms.base import OneModel
+from bespokefl.algorithms.base import Newcomer, OneModel, Training
 from bespokefl.algorithms.hyper import hyper
 from bespokefl.cohort import Cohort
 from bespokefl.optim import SGD
@@ -58,6 +58,14 @@ class PerFedAvg(ModelAveraging, OneModel):
         one_batch = Batches("train", 1, self.batch_size, stream="finetune", steps=1)
         return Call(Program(received, (Phase(self.adapt, one_batch),), hand_over), {"w": server["w"]})
 
+    def newcomer(self, server: Tree, task: Task) -> Newcomer:
+        how = "the global model, adapted by plain steps of size alpha"
+        return self.joining(how, self.begin_tuning, self.newcomer_step, {"w": server["w"]})
+
+    @property
+    def newcomer_settings(self) -> dict[str, str]:
+        return {"lr": "alpha"} if self.adapt_by == "alpha" else {}
+
     # one client --------------------------------------------------------------------------------------
     @property
     def train(self) -> Program:
@@ -86,6 +94,9 @@ class PerFedAvg(ModelAveraging, OneModel):
 
     def finish(self, task: Task, down: Down, w: Model) -> tuple[dict[str, Tree], Tree]:
         return {"w": w}, {}
+
+    def newcomer_step(self, task: Task, down: Down, c: Training, batch: Batch) -> Training:
+        return c._replace(x=self.adapt(task, down, c.x, batch))
 
     def adapt(self, task: Task, down: Down, w: Model, batch: Batch) -> Model:
         p = task.grad(w, batch)

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bespokefl.algorithms.base import Algorithm, Setup, Training
+from bespokefl.algorithms.base import Algorithm, Newcomer, Setup, Training
 from bespokefl.algorithms.hyper import hyper
 from bespokefl.cohort import Cohort, Uploads
 from bespokefl.errors import InputError, RunError
@@ -34,7 +34,7 @@ from bespokefl.program import Call, Down, Phase, Program
 from bespokefl.rng import stream
 from bespokefl.scoring import hand_over
 from bespokefl.task import Batch, Task
-from bespokefl.trees import Model, Tree, clipped, concat, mean, pick, sub, tree_map
+from bespokefl.trees import Model, Tree, clipped, concat, mean, pick, rows, sub, tree_map, zeros
 
 LARGEST = 2**28  # parameters of a hypernetwork: 1 GiB, and several times that in training
 
@@ -49,6 +49,16 @@ class Server(NamedTuple):
 class Kept(NamedTuple):
     head: Model  # the client's own (private_head only)
     m: Model  # momentum (opt_state="keep" only)
+
+
+class Embedded(NamedTuple):
+    """A client that comes later."""
+
+    v: Tensor  # its embedding
+    head: Model  # its own (private_head only)
+    rest: Model  # buffers
+    mv: Model  # momenta
+    m: Model
 
 
 @dataclass(frozen=True)
@@ -92,8 +102,11 @@ class HyperNetworked(Algorithm):
 
     def hypernetwork(self, task: Task, n_clients: int) -> nn.Module:
         """H without values, from the shapes of the model."""
+        return self.network_of(task, self._embed(n_clients))
+
+    def network_of(self, task: Task, embed: int) -> nn.Module:
         target = pick(task.initial, self.written_names(task))
-        return HyperNetwork(target, self._embed(n_clients), self.width, self.n_hidden, self.head_rank)
+        return HyperNetwork(target, embed, self.width, self.n_hidden, self.head_rank)
 
     def written_names(self, task: Task) -> list[str]:
         return task.body if self.private_head else task.names
@@ -113,6 +126,16 @@ class HyperNetworked(Algorithm):
         H = self.hypernetwork(cohort.site.task, len(server.v))
         w = generate(H, server.phi, server.v[self.embedded(cohort, server)])
         return Call(Program(self.own, (), hand_over), {"rest": server.rest}, {"w": w})
+
+    def newcomer(self, server: Server, task: Task) -> Newcomer:
+        """A row of v of its own, at first the mean of all clients', by gradients of f_i(H(v; phi)); phi stays."""
+        how = "a new embedding (and head, if that is private) under the hypernetwork, which stays as it is"
+        shared = {"phi": server.phi, "v": server.v.mean(0), "rest": server.rest}
+        return self.joining(how, self.begin_new, self.embedding_step, shared)
+
+    @property
+    def newcomer_settings(self) -> dict[str, str]:
+        return {"lr": "eta_v", "momentum": "momentum_h"}
 
     # the server's pieces of a round ------------------------------------------------------------------
     def exchange(self, H: nn.Module, phi: Model, server: Server, cohort: Cohort) -> Uploads:
@@ -172,6 +195,32 @@ class HyperNetworked(Algorithm):
         """What H wrote, with the shared buffers, and the client's head if that is private."""
         parts = {**down.w, **down.rest, **kept.head}
         return {k: parts[k] for k in task.initial}
+
+    # one that comes later ----------------------------------------------------------------------------
+    def begin_new(self, task: Task, down: Down, kept: Kept) -> Embedded:
+        return Embedded(down.v, kept.head, down.rest, self.opt_new.init({"v": down.v}), self.opt.init(kept.head))
+
+    def embedding_step(self, task: Task, down: Down, c: Embedded, batch: Batch) -> Embedded:
+        p = task.grad(self.joined_model(task, down, c), batch)
+        g = clipped(p.grad, self.clip)
+        written = {k: g[k][None] for k in self.written_names(task)}
+        g_v = pull_v(self.network_of(task, len(c.v)), down.phi, c.v[None], written)[0]
+        moved, mv = self.opt_new.step({"v": c.v}, {"v": g_v}, c.mv)
+        head, m = self.opt.step(c.head, pick(g, c.head), c.m)
+        return Embedded(moved["v"], head, c.rest | p.buffers, mv, m)
+
+    def joined_model(self, task: Task, down: Down, c: Embedded) -> Model:
+        w = rows(generate(self.network_of(task, len(c.v)), down.phi, c.v[None]), 0)
+        parts = {**w, **c.rest, **c.head}
+        return {k: parts[k] for k in task.initial}
+
+    def fresh_optimiser(self, task: Task, down: Down, c: Embedded) -> Embedded:
+        return c._replace(mv=zeros(c.mv), m=zeros(c.m))
+
+    @property
+    def opt_new(self) -> SGD:
+        """Of a new client's embedding."""
+        return self.opt_v if self.embed_opt == "sgd" else SGD(self.eta_v)
 
     def _kept(self, task: Task, x: Model, m: Model) -> Kept:
         return Kept(pick(x, task.head) if self.private_head else {}, self.momentum_to_keep(m))

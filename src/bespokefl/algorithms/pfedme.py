@@ -25,7 +25,7 @@ from typing import ClassVar, Literal, NamedTuple
 import numpy as np
 
 from bespokefl.algorithms.averaging import ModelAveraging
-from bespokefl.algorithms.base import OneModel
+from bespokefl.algorithms.base import Newcomer, OneModel, Training
 from bespokefl.algorithms.hyper import hyper
 from bespokefl.cohort import Cohort
 from bespokefl.errors import RunError
@@ -79,6 +79,14 @@ class PFedMe(ModelAveraging, OneModel):
                     self.train_apart, shared={"w": w}
                 )
 
+    def newcomer(self, server: Tree, task: Task) -> Newcomer:
+        how = "theta that starts at the global model and is pulled towards it"
+        return self.joining(how, self.begin_tuning, self.newcomer_step, {"w": server["w"]})
+
+    @property
+    def newcomer_settings(self) -> dict[str, str]:
+        return {"lr": "eta_p"}
+
     # one client --------------------------------------------------------------------------------------
     @property
     def train(self) -> Program:
@@ -99,13 +107,20 @@ class PFedMe(ModelAveraging, OneModel):
         return Pair(down.w, down.w)
 
     def step(self, task: Task, down: Down, c: Pair, batch: Batch) -> Pair:
+        theta = self.approached(task, c.theta, c.w, batch)
+        return Pair(theta | part_way(task.params(c.w), self.lr * self.lam, task.params(theta)), theta)
+
+    def approached(self, task: Task, theta: Model, w: Model, batch: Batch) -> Model:
+        """K steps towards the inner minimum."""
         inner = SGD(self.eta_p, weight_decay=self.weight_decay)
-        theta = c.theta
         for _ in range(self.K):
             p = task.grad(theta, batch)
-            theta, _ = inner.step(theta, pulled(p.grad, self.lam, theta, c.w), {})
+            theta, _ = inner.step(theta, pulled(p.grad, self.lam, theta, w), {})
             theta = theta | p.buffers
-        return Pair(theta | part_way(task.params(c.w), self.lr * self.lam, task.params(theta)), theta)
+        return theta
+
+    def newcomer_step(self, task: Task, down: Down, c: Training, batch: Batch) -> Training:
+        return c._replace(x=self.approached(task, c.x, down.w, batch))
 
     def finish(self, task: Task, down: Down, c: Pair) -> tuple[dict[str, Tree], Model]:
         return {"w": c.w}, c.theta

@@ -21,6 +21,7 @@ paper's multi-exit baseline; lam = 1 leaves the client sides to themselves.
 The paper took lr 0.01, batches of 50, one local epoch.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -29,13 +30,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from bespokefl.algorithms.averaging import ModelAveraging
-from bespokefl.algorithms.base import Setup, Training
+from bespokefl.algorithms.base import Newcomer, Setup, Training
 from bespokefl.algorithms.hyper import hyper
 from bespokefl.cohort import Cohort
 from bespokefl.errors import InputError
 from bespokefl.program import Call, Down, Phase, Program
 from bespokefl.scoring import hand_over
-from bespokefl.task import Batch, Task
+from bespokefl.task import Batch, Pass, Task
 from bespokefl.trees import Model, Tree, drop, pick
 
 KAPPA = ("kappa.weight", "kappa.bias")
@@ -102,6 +103,10 @@ class SplitGP(ModelAveraging):
     def personal_model(self, server: Tree, cohort: Cohort) -> Call:
         return Call(Program(self.own, (), hand_over), {"w": server["w"]})
 
+    def newcomer(self, server: Tree, task: Task) -> Newcomer:
+        how = "a client side that starts at the mean one, before the server's side, which stays as it is"
+        return self.joining(how, self.begin_new, self.client_step, {"w": server["w"]})
+
     def outputs(self, task: Task, model: Model, batch: Batch) -> Tensor:
         """Those of the client's exit where they are sure enough, else those of the whole path."""
         out, h, _ = task.apply(model, batch, at=self.first_of_server(task))
@@ -125,12 +130,25 @@ class SplitGP(ModelAveraging):
         return w | {k: self.lam * v + (1 - self.lam) * w[k] for k, v in kept.side.items()}
 
     def step(self, task: Task, down: Down, c: Training, batch: Batch) -> Training:
+        return self.descend(c, self.gradient(task, c.x, batch, self.trained(task)))
+
+    def begin_new(self, task: Task, down: Down, kept: Kept) -> Training:
+        return Training(down.w, self.opt.init(pick(down.w, self.trained(task))))
+
+    def client_step(self, task: Task, down: Down, c: Training, batch: Batch) -> Training:
+        """The server's side is fixed, with its statistics."""
+        side = [*self.client_side(task), *KAPPA]
+        p = self.gradient(task, c.x, batch, [k for k in self.trained(task) if k in side])
+        return self.descend(c, p._replace(buffers={k: v for k, v in p.buffers.items() if k in side}))
+
+    def gradient(self, task: Task, x: Model, batch: Batch, names: Sequence[str]) -> Pass:
+        """Of the loss at both exits."""
+
         def both_exits(x: Model, out: Tensor, h: Tensor) -> Tensor:
             early, late = (batch.mean(task.per_sample(o, batch.y)) for o in (self.client_exit(x, h), out))
             return self.gamma * early + (1 - self.gamma) * late
 
-        at = self.first_of_server(task)
-        return self.descend(c, task.grad(c.x, batch, self.trained(task), objective=both_exits, at=at))
+        return task.grad(x, batch, names, objective=both_exits, at=self.first_of_server(task))
 
     def finish(self, task: Task, down: Down, c: Training) -> tuple[dict[str, Tree], Kept]:
         return {"x": c.x}, self._kept(task, c.x, c.m)

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from bespokefl import __version__
-from bespokefl.cli import catalogue, reproduce, results, run, tune
+from bespokefl.cli import adapt, catalogue, reproduce, results, run, tune
 
 app = typer.Typer(
     name="bespoke",
@@ -41,7 +41,16 @@ def options(
     """Personalised federated learning in which no client is left behind."""
 
 
-for command in (run.run, tune.tune, reproduce.reproduce, results.report, results.results, results.export):
+COMMANDS = (
+    run.run,
+    tune.tune,
+    reproduce.reproduce,
+    results.report,
+    results.results,
+    results.export,
+    adapt.adapt,
+)
+for command in COMMANDS:
     app.command()(command)
 app.command(name="list")(catalogue.list_)
 app.command()(catalogue.bench)

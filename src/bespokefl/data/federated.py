@@ -1,7 +1,7 @@
 """The clients' data as every engine reads them: one stack of rows, and each client's row numbers."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ class FederatedData:
     classes: tuple[str, ...]  # empty for regression
     client_names: tuple[str, ...]
     record: dict[str, Any]  # how these clients came about, for the run's files (JSON)
+    held_out: "FederatedData | None" = None  # clients apart, that training never sees
 
     def __post_init__(self) -> None:
         if set(self.splits) != set(SPLITS):
@@ -53,6 +54,16 @@ class FederatedData:
     def has_masks(self) -> bool:
         """Whether every pixel has a label (segmentation)."""
         return self.y.ndim == 3 and not self.y.is_floating_point()
+
+    def only(self, clients: IntArray) -> "FederatedData":
+        """Some of the clients, in the given order, without copies of their samples."""
+        splits = {split: tuple(rows[int(i)] for i in clients) for split, rows in self.splits.items()}
+        return replace(self, splits=splits, client_names=tuple(self.client_names[int(i)] for i in clients))
+
+    def together_with(self, others: "FederatedData") -> "FederatedData":
+        """These clients, then others of the same rows."""
+        splits = {split: (*rows, *others.splits[split]) for split, rows in self.splits.items()}
+        return replace(self, splits=splits, client_names=self.client_names + others.client_names, held_out=None)
 
     def sizes(self, split: str) -> IntArray:
         """The number of samples of each client."""

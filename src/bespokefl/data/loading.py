@@ -1,13 +1,14 @@
 """The one call from a dataset's name to the clients' data."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import numpy as np
 import torch
 
 from bespokefl.data.dataset import Dataset
 from bespokefl.data.federated import FederatedData
-from bespokefl.data.normalisation import NORMALISATIONS, normalise
+from bespokefl.data.held_out import HoldOut
+from bespokefl.data.normalisation import NORMALISATIONS, normalise_and_tell
 from bespokefl.data.options import lookup, option_names, parse_options, unknown_option
 from bespokefl.data.partitions import PARTITIONS, Partition, rows_by_owner
 from bespokefl.data.sources import SOURCES, load_dataset
@@ -26,13 +27,15 @@ def load(
     test: float | None = None,
     val: float | None = None,
     max_samples: int | None = None,
+    held_out: HoldOut | None = None,
     **options: object,
 ) -> FederatedData:
     """Load a dataset and cut it into clients.
 
     `clients` is 20 unless given (partition `domain`: as many as there are domains); `test` and `val` are fractions of
-    each client's samples, the partition's own unless given; `max_samples` thins the pooled data first. Further options
-    belong to the source or the partition: `SOURCES[name].options` and `PARTITIONS[name].options` list them.
+    each client's samples, the partition's own unless given; `max_samples` thins the pooled data first; `held_out` keeps
+    clients out, which are in the result's field of that name. Further options belong to the source or the partition:
+    `SOURCES[name].options` and `PARTITIONS[name].options` list them.
     """
     source_keys = option_names(lookup("data.source", source, SOURCES).options)
     partition_keys = option_names(lookup("data.partition", partition, PARTITIONS).options)
@@ -47,8 +50,9 @@ def load(
     dataset = load_dataset(source, root, **of_source)
     if max_samples is not None:
         dataset = dataset.sample(max_samples, seed)
-    data = federate(dataset, clients, partition, seed=seed, normalize=normalize, test=test, val=val, **of_partition)
-    data.record["source"] |= {"options": of_source, "max_samples": max_samples}
+    keys = {"seed": seed, "normalize": normalize, "test": test, "val": val, "held_out": held_out}
+    data = federate(dataset, clients, partition, **keys, **of_partition)  # type: ignore[arg-type]
+    data.record["source"] |= {"kind": source, "options": of_source, "max_samples": max_samples}
     return data
 
 
@@ -61,6 +65,7 @@ def federate(
     normalize: str = "unit",
     test: float | None = None,
     val: float | None = None,
+    held_out: HoldOut | None = None,
     **options: object,
 ) -> FederatedData:
     """Cut a dataset that is already in memory into clients; arguments as in `load`."""
@@ -85,8 +90,12 @@ def federate(
         "split": {"test": test_used, "val": val_used, "stratified": scheme.stratified},
         "normalize": normalize,
     }
-    x = normalise(dataset.x, normalize, np.concatenate(splits["train"]))
-    return FederatedData(x, torch.from_numpy(dataset.y), splits, dataset.classes, names, record)
+    new = np.arange(0) if held_out is None else held_out.ids(count, seed)
+    train = np.delete(np.arange(count), new)
+    x, moments = normalise_and_tell(dataset.x, normalize, np.concatenate([splits["train"][i] for i in train]))
+    record |= {"moments": moments, "training": train.tolist(), "held_out": new.tolist()}
+    whole = FederatedData(x, torch.from_numpy(dataset.y), splits, dataset.classes, names, record)
+    return whole if held_out is None else replace(whole.only(train), held_out=whole.only(new))
 
 
 def _check_client_count(clients: int, dataset: Dataset) -> None:

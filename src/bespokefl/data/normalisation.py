@@ -1,5 +1,7 @@
 """From stored values to the float32 inputs of a model."""
 
+from collections.abc import Mapping, Sequence
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -15,19 +17,43 @@ NORMALISATIONS = {
 _CHUNK = 1024  # rows at a time in float64
 
 
-def normalise(x: npt.NDArray[np.uint8] | npt.NDArray[np.float32], how: str, train: IntArray) -> torch.Tensor:
+Stored = npt.NDArray[np.uint8] | npt.NDArray[np.float32]
+Moments = Mapping[str, Sequence[float]]  # "mean" and "std" of each channel; empty unless they are used
+
+
+def normalise(x: Stored, how: str, train: IntArray) -> torch.Tensor:
     """Float32 copy of x; only `channel` looks at the train rows."""
+    return normalise_and_tell(x, how, train)[0]
+
+
+def normalise_and_tell(x: Stored, how: str, train: IntArray) -> tuple[torch.Tensor, Moments]:
+    """Float32 copy of x, and what `normalise_alike` needs to do the same to other data."""
     if how not in NORMALISATIONS:
         raise unknown_name("data.normalize", how, NORMALISATIONS)
+    values, moments = _unit(x), {}
+    if how == "channel":
+        mean, std = channel_moments(values, train)
+        moments = {"mean": mean.tolist(), "std": std.tolist()}
+    return _scaled(values, how, moments), moments
+
+
+def normalise_alike(x: Stored, how: str, moments: Moments) -> torch.Tensor:
+    """Float32 copy of x, treated as the data that the moments came from."""
+    return _scaled(_unit(x), how, moments)
+
+
+def _unit(x: Stored) -> torch.Tensor:
     values = torch.from_numpy(x.astype(np.float32))
-    if x.dtype == np.uint8:
-        values /= 255
+    return values.div_(255) if x.dtype == np.uint8 else values
+
+
+def _scaled(values: torch.Tensor, how: str, moments: Moments) -> torch.Tensor:
     if how == "half":
         values.sub_(0.5).div_(0.5)
     elif how == "channel":
-        mean, std = channel_moments(values, train)
         shape = (1, -1) + (1,) * (values.ndim - 2)
-        values.sub_(mean.float().view(shape)).div_(std.float().view(shape))
+        mean, std = (torch.tensor(moments[key], dtype=torch.float64).float().view(shape) for key in ("mean", "std"))
+        values.sub_(mean).div_(std)
     return values
 
 

@@ -17,6 +17,7 @@ from bespokefl.errors import RunError
 
 CONFIG, ROUNDS, CLIENTS, SUMMARY = "config.toml", "rounds.jsonl", "clients.csv", "summary.json"
 CHECKPOINT, PERSONAL, ERROR = "checkpoint", "personal", "error.txt"
+NEW_CLIENTS = "new_clients.csv"
 
 # All that may differ between two runs of one configuration on one machine (or a run and its resumption).
 TIMED_KEYS = frozenset({"seconds", "train_seconds", "peak_memory_bytes"})

@@ -51,6 +51,8 @@ class MethodRow:
     target: float | None  # mean accuracy that rounds are counted to
     rounds_to_target: Figure | None  # None also if a seed never gets there
     speed_up: float | None  # over the slowest method that gets there
+    new_last: Figure | None  # clients that joined after the training, after their last epoch
+    new_best: Figure | None  # after the epoch that is best for them on their test data
     megabytes: Figure  # sent by all, in both directions
     seconds: Figure  # of training
     gpu_megabytes: Figure | None  # peak; a process' own peak says nothing about one of its runs
@@ -93,6 +95,8 @@ def _row(label: str, runs: Sequence[StoredRun], alone: dict[int, StoredRun]) -> 
         target=summaries[0].get("target"),
         rounds_to_target=_over_seeds([n for n in needed if n is not None]) if None not in needed else None,
         speed_up=None,
+        new_last=_of_new_clients(summaries, "last"),
+        new_best=_of_new_clients(summaries, "best"),
         megabytes=_over_seeds([s["bytes_total"] / 1e6 for s in summaries]),
         seconds=_over_seeds([s["train_seconds"] for s in summaries]),
         gpu_megabytes=_over_seeds([s["peak_memory_bytes"] / 1e6 for s in summaries]) if on_gpu else None,
@@ -102,6 +106,11 @@ def _row(label: str, runs: Sequence[StoredRun], alone: dict[int, StoredRun]) -> 
 def _metric(run: StoredRun) -> str:
     """What a run's mean is of; runs of older versions have no other than the accuracy."""
     return str((run.summary or {}).get("metric", "accuracy"))
+
+
+def _of_new_clients(summaries: Sequence[dict[str, Any]], key: str) -> Figure | None:
+    figures = [summary["new_clients"][key] for summary in summaries if "new_clients" in summary]
+    return _over_seeds([100 * figure for figure in figures]) if figures else None
 
 
 def _gain(run: StoredRun, baseline: StoredRun) -> npt.NDArray[np.float64]:
@@ -145,6 +154,8 @@ def columns(rows: Sequence[MethodRow]) -> dict[str, Cell]:
         ),
         f"rounds to {100 * (target or 0):g} %": _rounds_to_target,
         "speed-up": lambda row: DASH if row.speed_up is None else f"{row.speed_up:.2f}x",
+        "new clients %": lambda row: DASH if row.new_last is None else row.new_last.show(2),
+        "new at best %": lambda row: DASH if row.new_best is None else row.new_best.show(2),
         "MB sent": lambda row: row.megabytes.show(spread=False),
         "seconds": lambda row: row.seconds.show(spread=False),
         "GPU MB": lambda row: DASH if row.gpu_megabytes is None else row.gpu_megabytes.show(0, spread=False),
@@ -196,7 +207,19 @@ def caption(runs: Sequence[StoredRun]) -> str:
     seeds = len({run.seed for run in finished})
     spread = f" ± is the standard deviation over {seeds} seeds." if seeds > 1 else ""
     cost = " MB sent: both ways, all rounds; seconds: training without evaluation."
-    return f"Scored: {scored} ({selection}){of}: {which}.{spread}{cost}"
+    return f"Scored: {scored} ({selection}){of}: {which}.{spread}{cost}{_of_whom_joined(summaries)}"
+
+
+def _of_whom_joined(summaries: Sequence[dict[str, Any]]) -> str:
+    """What the columns of new clients mean."""
+    new = [summary["new_clients"] for summary in summaries if "new_clients" in summary]
+    if not new:
+        return ""
+    start = "from the global model" if new[0]["start"] == "global" else "each method's own way"
+    return (
+        f" New clients: {new[0]['clients']} that training never saw, after {new[0]['epochs']} epochs of their own "
+        f"({start}); at best: the epoch with the best mean TEST accuracy, an optimistic choice."
+    )
 
 
 _MODELS = {

@@ -22,14 +22,14 @@ def without_test_samples(data: FederatedData, share: float, seed: int) -> Federa
     a single sample keeps it, and is not scored). The split `val` stays as it is, for methods that train with it.
     """
     if has_validation(data):
-        return replace(data, splits=data.splits | {"test": data.splits["val"]})
+        return replace(data, splits=data.splits | {"test": data.splits["val"]}, held_out=None)
     labels = data.y.cpu().numpy() if data.classes and not data.has_masks else None
     train, held = zip(
         *(_hold_out(rows, share, seed, client, labels) for client, rows in enumerate(data.splits["train"])), strict=True
     )
     if not any(len(rows) for rows in held):
         raise InputError("data.clients: every client has a single train sample, and none to validate with.")
-    return replace(data, splits=data.splits | {"train": train, "test": held})
+    return replace(data, splits=data.splits | {"train": train, "test": held}, held_out=None)
 
 
 def _hold_out(
