@@ -15,13 +15,16 @@ from bespokefl import federation as federation_module
 from bespokefl.algorithms.base import Training
 from bespokefl.algorithms.fedavg import FedAvg
 from bespokefl.algorithms.local import Local
+from bespokefl.attacks import Attack
 from bespokefl.data.federated import FederatedData
 from bespokefl.engines import Sequential, Vectorized
 from bespokefl.engines.base import Job, Resident, Result
 from bespokefl.errors import InputError
 from bespokefl.federation import Federation
+from bespokefl.results.summary import further_figures
 from bespokefl.segmentation_metrics import boundary
 from bespokefl.selection import Selection
+from bespokefl.surface import surfaces
 from bespokefl.task import Task
 
 ENGINES = ["sequential", "vectorized"]
@@ -141,6 +144,25 @@ def test_a_run_of_two_classes_reports_the_selected_round() -> None:
     back = selection.score.from_tensors(selection.score.tensors())
     assert list(back.further) == list(selection.score.further)
     np.testing.assert_array_equal(back.further["f1"], test.further["f1"])
+
+
+def test_malicious_clients_have_no_scores_and_no_part_in_a_surface() -> None:
+    torch.manual_seed(0)
+    attack = Attack("noise", clients=[1, 4])
+    federation = Federation(nn.Linear(4, 2).double(), data_of(2), FedAvg(batch_size=5), attack=attack)
+    federation.round()
+    selection = Selection(federation, "last", 1, 0.5, cross=True)
+    selection.consider(1, federation.evaluate(), None)
+    score = selection.score
+    assert score is not None and len(score.further["auc"]) == len(SIZES)
+    assert np.isnan([values[[1, 4]] for values in score.further.values()]).all()
+    assert np.isnan(score.g_accuracy[[1, 4]]).all() and not np.isnan(score.g_accuracy[[0, 3]]).any()
+    figures = further_figures(score, [], None, malicious=2)
+    assert figures["clients_without_test"] == 1 and figures["f1_left_out"] == 1 and figures["auc_left_out"] == 2
+    assert figures["f1"] == pytest.approx(score.further["f1"][[0, 3]].mean())
+    found = surfaces(federation, np.zeros(1), np.zeros(1))
+    assert found["global"].about["rows_available"] == 7 + 64
+    assert {found[name].about["client"] for name in ("worst", "best")} == {0, 3}
 
 
 # every model on every client's test data ------------------------------------------------------------

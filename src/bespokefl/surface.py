@@ -137,9 +137,9 @@ def surfaces(
 
 def _wanted(federation: Federation, scores: NDArray[np.float64]) -> Iterator[_Wanted]:
     test = federation.data.splits["test"]
-    w = federation.global_model()
-    if w is not None and any(len(rows) for rows in test):
-        yield _Wanted("global", None, w, np.concatenate(test), network_outputs)
+    w, union = federation.global_model(), np.concatenate([test[client] for client in federation.honest])
+    if w is not None and len(union):
+        yield _Wanted("global", None, w, union, network_outputs)
     order = np.argsort(scores, kind="stable")[: int((~np.isnan(scores)).sum())]  # NaN comes last
     places = {"worst": 0, "median": (len(order) - 1) // 2, "best": len(order) - 1}
     for name, place in places.items() if len(order) else ():
