@@ -10,15 +10,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from bespokefl import assembly
 from bespokefl.config import AlgorithmChoice, Experiment
 from bespokefl.data import FederatedData
 from bespokefl.errors import InputError, RunError
 from bespokefl.interrupts import Interrupted, StopRequest, stop_on_signals
 from bespokefl.progress import Reporter
-from bespokefl.results import files, pictures
+from bespokefl.results import files
+from bespokefl.results.partition import partition_file, write_partition
 from bespokefl.run import Run, RunPlan
 from bespokefl.selection import choose_rule
 from bespokefl.tomlfile import dumps
@@ -61,7 +60,7 @@ def run_experiment(experiment: Experiment, out: Path, *, resume: bool, reporter:
                     continue
                 if data is None:
                     data = prepared.first if seed == experiment.seeds[0] else assembly.load_data(experiment, seed)
-                    describe_partition(data, out, seed)
+                    write_partition(partition_file(out, seed), data)
                 if stop.asked:
                     raise Interrupted(f"before {choice.label}, seed {seed}")
                 done = _run_one(experiment, prepared.kits[choice.label], plan, data, reporter, stop)
@@ -115,25 +114,6 @@ def explain(error: Exception) -> str:
     if isinstance(error, InputError | RunError):
         return f"{error}\n"
     return "".join(traceback.format_exception(error))
-
-
-def describe_partition(data: FederatedData, out: Path, seed: int) -> None:
-    """Labels per client as numbers and as a picture; clients that are held out come last."""
-    new = data.held_out
-    data = data if new is None else data.together_with(new)
-    sizes = {split: data.sizes(split) for split in ("train", "val", "test")}
-    columns: dict[str, Any] = {"client": range(data.clients), "name": data.client_names}
-    columns |= {f"n_{split}": size for split, size in sizes.items()}
-    if new is not None:
-        columns["held_out"] = [int(client >= data.clients - new.clients) for client in range(data.clients)]
-    labels: tuple[str, ...] = ("images",) if data.has_masks else data.classes
-    if data.has_masks:
-        counts = np.sum(list(sizes.values()), axis=0)[:, None]
-    else:
-        counts = data.counts("train") + data.counts("val") + data.counts("test")
-        columns |= {f"label {name}": counts[:, label] for label, name in enumerate(labels)}
-    files.write_csv(out / f"partition-seed-{seed}.csv", columns)
-    pictures.save(pictures.partition_figure(counts, labels), out / f"partition-seed-{seed}")
 
 
 # before the start ------------------------------------------------------------------------------------

@@ -56,10 +56,15 @@ def test_reading_an_output_folder(tmp_path: Path) -> None:
         folder = tmp_path / "fedavg" / f"seed-{seed}"
         write_atomically(folder / "config.toml", "")
         write_atomically(folder / "rounds.jsonl", '{"round": 1}\n')
-    write_json(tmp_path / "fedavg" / "seed-2" / "summary.json", {"mean": 0.5})
-    write_csv(tmp_path / "fedavg" / "seed-2" / "clients.csv", {"client": [0], "accuracy": [0.5]})
+    summary = {name: 0.5 for name in ("mean", "std", "worst5", "top5", "bytes_total", "train_seconds")}
+    summary |= {"rounds": 1, **dict.fromkeys(("algorithm", "selection", "scored", "model"), "x")}
+    write_json(tmp_path / "fedavg" / "seed-2" / "summary.json", summary)
+    write_csv(
+        tmp_path / "fedavg" / "seed-2" / "clients.csv",
+        {"client": [0], "n_train": [3], "n_test": [2], "accuracy": [0.5]},
+    )
     write_atomically(tmp_path / "fedavg" / "seed-10" / "error.txt", "why")
     done, failed = read_runs(tmp_path)
-    assert (done.label, done.seed, done.summary, done.error) == ("fedavg", 2, {"mean": 0.5}, None)
+    assert (done.label, done.seed, done.summary, done.error) == ("fedavg", 2, summary, None)
     assert (failed.seed, failed.summary, failed.clients, failed.error) == (10, None, None, "why")
     assert read_runs(tmp_path / "nowhere") == []

@@ -11,11 +11,16 @@ from bespokefl.cli.common import guarded, make_console
 @guarded
 def report(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="What was --out of a run.")],
+    figures: Annotated[
+        bool, typer.Option("--figures", help="Write every chart as SVG and PNG to DIR/figures, too.")
+    ] = False,
 ) -> None:
-    """Write DIR/report.html, one file that needs nothing else."""
-    from bespokefl.results.report import publish
+    """Write DIR/report.html, one interactive file that needs nothing else."""
+    from bespokefl.report.publish import FIGURES, publish
 
-    typer.echo(publish(folder))
+    typer.echo(publish(folder, figures=figures))
+    if figures:
+        typer.echo(folder / FIGURES)
 
 
 @guarded

@@ -20,10 +20,11 @@ import torch
 from bespokefl import assembly
 from bespokefl.config import Experiment
 from bespokefl.data import FederatedData
-from bespokefl.experiment import Outcome, describe_partition, explain, run_single
+from bespokefl.experiment import Outcome, explain, run_single
 from bespokefl.interrupts import Interrupted, StopRequest
 from bespokefl.progress import Line, Reporter
 from bespokefl.results import files
+from bespokefl.results.partition import partition_file, write_partition
 
 PAUSE = 0.5  # seconds between two looks at whether somebody asked to stop
 
@@ -207,7 +208,7 @@ def _work(connection: Connection, event: multiprocessing.synchronize.Event, shar
                 held = None  # before the next is loaded: both may not fit
                 held = key, assembly.load_data(job.experiment, job.seed)
             if job.describes:
-                describe_partition(held[1], job.out, job.seed)
+                write_partition(partition_file(job.out, job.seed), held[1])
             finished = run_single(job.experiment, job.out, job.label, job.seed, held[1], messenger, stop)
         except Interrupted as interrupt:
             stopped = str(interrupt)

@@ -1,1 +1,1 @@
-"""What a run leaves behind, and what people look at: files, tables, pictures, the report."""
+"""What a run leaves behind, and what people look at: files and tables."""

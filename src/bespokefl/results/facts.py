@@ -52,19 +52,26 @@ def read_layers(run: Path) -> list[str]:
     return []
 
 
-def read_facts(run: Path) -> dict[str, Fact]:
-    """By name, over the rounds that were kept; a damaged file costs its own round only."""
-    rounds: dict[str, list[int]] = {}
-    values: dict[str, list[npt.NDArray[Any]]] = {}
+def read_facts(run: Path, damaged: list[str] | None = None) -> dict[str, Fact]:
+    """By name, over the rounds that were kept; a damaged file costs its own round only, and joins ``damaged``."""
+    found: dict[str, dict[int, npt.NDArray[Any]]] = {}
     for path in _files(run):
         try:
             arrays = safetensors.numpy.load_file(path)
         except (safetensors.SafetensorError, OSError):
+            if damaged is not None:
+                damaged.append(path.name)
             continue
         for name, value in arrays.items():
-            rounds.setdefault(name, []).append(int(path.stem))
-            values.setdefault(name, []).append(value)
-    return {name: Fact(np.array(rounds[name]), np.stack(values[name])) for name in sorted(values)}
+            found.setdefault(name, {})[int(path.stem)] = value
+    return {name: _fact(by_round) for name, by_round in sorted(found.items())}
+
+
+def _fact(by_round: Mapping[int, npt.NDArray[Any]]) -> Fact:
+    """Rounds whose shape is not the last one's are from another run's files, and left out."""
+    shape = by_round[max(by_round)].shape
+    same = {round_: value for round_, value in by_round.items() if value.shape == shape}
+    return Fact(np.array(list(same)), np.stack(list(same.values())))
 
 
 def _files(run: Path) -> list[Path]:

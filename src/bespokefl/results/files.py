@@ -5,10 +5,10 @@ import io
 import json
 import math
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,7 @@ NEW_CLIENTS = "new_clients.csv"
 # All that may differ between two runs of one configuration on one machine (or a run and its resumption).
 TIMED_KEYS = frozenset({"seconds", "train_seconds", "peak_memory_bytes"})
 
+T = TypeVar("T")
 Line = dict[str, Any]  # a round as rounds.jsonl holds it
 Columns = dict[str, npt.NDArray[Any]]  # a table by column
 
@@ -133,7 +134,7 @@ def read_rounds(path: Path) -> list[Line]:
 
 @dataclass(frozen=True)
 class StoredRun:
-    """What a run folder holds; ``summary`` and ``clients`` are None while it is unfinished."""
+    """What a run folder holds; ``summary`` and ``clients`` are None while it is unfinished, or where one is damaged."""
 
     folder: Path
     label: str
@@ -142,24 +143,81 @@ class StoredRun:
     summary: dict[str, Any] | None
     clients: Columns | None
     error: str | None
+    damage: tuple[str, ...] = ()  # what cannot be read, a sentence for each file
+
+
+# What every reader of a finished run relies on.
+_NUMBERS = ("mean", "std", "worst5", "top5", "bytes_total", "train_seconds")
+_TEXTS = ("algorithm", "selection", "scored", "model")
+_OPTIONAL_NUMBERS = ("gm_acc", "s_acc", "g_acc", "peak_memory_bytes")
+_CLIENT_COLUMNS = ("client", "n_train", "n_test", "accuracy")
 
 
 def read_runs(out: Path) -> list[StoredRun]:
     """The runs below an output folder, by label, then seed."""
-    folders = [config.parent for config in out.glob(f"*/seed-*/{CONFIG}")]
+    folders = {path.parent for name in (CONFIG, ROUNDS, SUMMARY) for path in out.glob(f"*/seed-*/{name}")}
     runs = [_read_run(folder) for folder in folders if folder.name.removeprefix("seed-").isdecimal()]
     return sorted(runs, key=lambda run: (run.label, run.seed))
 
 
 def _read_run(folder: Path) -> StoredRun:
+    """A damaged file costs what it holds, never the other runs."""
+    damage: list[str] = []
     finished = (folder / SUMMARY).is_file()
-    error = folder / ERROR
+    summary = _unless_damaged(damage, folder / SUMMARY, _read_summary) if finished else None
+    clients = _unless_damaged(damage, folder / CLIENTS, _read_client_table) if finished else None
+    whole = summary is not None and clients is not None
+    rounds = _unless_damaged(damage, folder / ROUNDS, read_rounds) or []
+    if summary is not None and len(rounds) < summary.get("rounds", 0):
+        damage.append(f"{ROUNDS} is damaged: only its first {len(rounds)} of {summary['rounds']} rounds can be read")
     return StoredRun(
         folder=folder,
         label=folder.parent.name,
         seed=int(folder.name.removeprefix("seed-")),
-        rounds=read_rounds(folder / ROUNDS),
-        summary=read_json(folder / SUMMARY) if finished else None,
-        clients=read_csv(folder / CLIENTS) if finished else None,
-        error=error.read_text(encoding="utf-8") if error.is_file() else None,
+        rounds=rounds,
+        summary=summary if whole else None,
+        clients=clients if whole else None,
+        error=_unless_damaged(damage, folder / ERROR, _text) if (folder / ERROR).is_file() else None,
+        damage=tuple(damage),
     )
+
+
+def _unless_damaged(damage: list[str], path: Path, read: Callable[[Path], T]) -> T | None:
+    try:
+        return read(path)
+    except (OSError, ValueError, IndexError, KeyError, TypeError) as error:
+        reason = " ".join(str(error).split())
+        damage.append(f"{path.name} is damaged ({reason[:160] or type(error).__name__})")
+        return None
+
+
+def _read_summary(path: Path) -> dict[str, Any]:
+    summary = read_json(path)
+    if not isinstance(summary, dict):
+        raise ValueError("not an object")
+    for names, kinds in (
+        (_NUMBERS, (int, float)),
+        (_OPTIONAL_NUMBERS, (int, float, type(None))),
+        (_TEXTS, (str,)),
+        (("rounds",), (int,)),
+    ):
+        for name in names:
+            if not isinstance(summary.get(name), kinds):
+                raise ValueError(f"{name} is {summary.get(name, 'missing')!r}")
+    return summary
+
+
+def _read_client_table(path: Path) -> Columns:
+    clients = read_csv(path, texts=("name",))
+    for name in _CLIENT_COLUMNS:
+        if name not in clients:
+            raise ValueError(f"no column {name}")
+        if clients[name].dtype.kind != "f":
+            raise ValueError(f"column {name} holds something that is not a number")
+    if np.isnan(clients["accuracy"]).all():
+        raise ValueError("no client has an accuracy")
+    return clients
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8")

@@ -1,7 +1,7 @@
 """The comparison as a table: methods by mean accuracy, what clients gain over training alone, and what it cost."""
 
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -10,11 +10,9 @@ import numpy.typing as npt
 from rich import box
 from rich.table import Table
 
-from bespokefl.metrics import SAMPLE_METRICS, individual_gain, speed_ups
+from bespokefl.metrics import SAMPLE_METRICS, speed_ups
 from bespokefl.results.files import StoredRun
-from bespokefl.results.pictures import by_method
-
-BASELINE = "local"
+from bespokefl.results.methods import baseline_runs, by_method, gains, metric
 
 
 @dataclass(frozen=True)
@@ -43,9 +41,13 @@ class MethodRow:
     mean: Figure
     worst5: Figure
     top5: Figure
+    std: Figure  # over the clients
     gain: Figure | None  # mean individual gain over Local, percentage points
     worse_off: Figure | None  # share of clients below what they reach alone
+    harmed: Figure | None  # the same as a number of clients
     gm_acc: Figure | None
+    l_acc: Figure | None  # mean accuracy of a personal model on its client's own test data
+    s_acc: Figure | None  # on its own and some others' test data
     g_acc: Figure | None  # mean accuracy of a personal model on all clients' test data together
     further: dict[str, Figure]  # other metrics by name, means over the clients that have them
     target: float | None  # mean accuracy that rounds are counted to
@@ -60,68 +62,58 @@ class MethodRow:
 
 def method_rows(runs: Sequence[StoredRun]) -> list[MethodRow]:
     """One row per method, the best mean first; unfinished runs are left out."""
-    alone = {run.seed: run for run in runs if run.summary is not None and run.summary["algorithm"] == BASELINE}
+    alone = baseline_runs(runs)
     rows = [_row(label, own, alone) for label, own in by_method(runs).items()]
     faster = speed_ups({row.label: None if row.rounds_to_target is None else row.rounds_to_target.mean for row in rows})
     ranked = sorted(rows, key=lambda row: -row.mean.mean)
     return [replace(row, speed_up=faster[row.label]) for row in ranked]
 
 
-def _row(label: str, runs: Sequence[StoredRun], alone: dict[int, StoredRun]) -> MethodRow:
+def _row(label: str, runs: Sequence[StoredRun], alone: Mapping[int, StoredRun]) -> MethodRow:
     summaries = [run.summary for run in runs if run.summary is not None]
-    gains = [_gain(run, alone[run.seed]) for run in runs if run.seed in alone]
-    is_baseline = all(run in alone.values() for run in runs)
-    compared = bool(gains) and not is_baseline
-    with_global = all(summary["gm_acc"] is not None for summary in summaries)
-    crossed = all(summary["g_acc"] is not None for summary in summaries)
-    needed = [summary.get("rounds_to_target") for summary in summaries]
+    gained = [] if all(run in alone.values() for run in runs) else list(gains(runs, alone).values())
     on_gpu = all(str(summary.get("device")).startswith("cuda") for summary in summaries)
+
+    def surely(key: str, factor: float = 100) -> Figure:
+        return _over_seeds([factor * summary[key] for summary in summaries])
+
+    def measured(key: str, factor: float = 100) -> Figure | None:
+        return None if any(summary.get(key) is None for summary in summaries) else surely(key, factor)
+
+    def over_gains(figure: Callable[[npt.NDArray[np.float64]], float]) -> Figure | None:
+        return _over_seeds([figure(gain[~np.isnan(gain)]) for gain in gained]) if gained else None
+
+    further = {name: measured(name, 1) for name in SAMPLE_METRICS}
     return MethodRow(
         label=label,
         seeds=len(runs),
-        metric=_metric(runs[0]),
-        mean=_over_seeds([100 * s["mean"] for s in summaries]),
-        worst5=_over_seeds([100 * s["worst5"] for s in summaries]),
-        top5=_over_seeds([100 * s["top5"] for s in summaries]),
-        gain=_over_seeds([float(np.nanmean(gain)) for gain in gains]) if compared else None,
-        worse_off=_over_seeds([_share_below_zero(gain) for gain in gains]) if compared else None,
-        gm_acc=_over_seeds([100 * s["gm_acc"] for s in summaries]) if with_global else None,
-        g_acc=_over_seeds([100 * s["g_acc"] for s in summaries]) if crossed else None,
-        further={
-            name: _over_seeds([s[name] for s in summaries])
-            for name in SAMPLE_METRICS
-            if all(s.get(name) is not None for s in summaries)
-        },
+        metric=metric(runs[0]),
+        mean=surely("mean"),
+        worst5=surely("worst5"),
+        top5=surely("top5"),
+        std=surely("std"),
+        gain=over_gains(lambda gain: float(gain.mean())),
+        worse_off=over_gains(lambda gain: 100 * float((gain < 0).mean())),
+        harmed=over_gains(lambda gain: float((gain < 0).sum())),
+        gm_acc=measured("gm_acc"),
+        l_acc=measured("l_acc"),
+        s_acc=measured("s_acc"),
+        g_acc=measured("g_acc"),
+        further={name: figure for name, figure in further.items() if figure is not None},
         target=summaries[0].get("target"),
-        rounds_to_target=_over_seeds([n for n in needed if n is not None]) if None not in needed else None,
+        rounds_to_target=measured("rounds_to_target", 1),
         speed_up=None,
         new_last=_of_new_clients(summaries, "last"),
         new_best=_of_new_clients(summaries, "best"),
-        megabytes=_over_seeds([s["bytes_total"] / 1e6 for s in summaries]),
-        seconds=_over_seeds([s["train_seconds"] for s in summaries]),
-        gpu_megabytes=_over_seeds([s["peak_memory_bytes"] / 1e6 for s in summaries]) if on_gpu else None,
+        megabytes=surely("bytes_total", 1e-6),
+        seconds=surely("train_seconds", 1),
+        gpu_megabytes=measured("peak_memory_bytes", 1e-6) if on_gpu else None,
     )
-
-
-def _metric(run: StoredRun) -> str:
-    """What a run's mean is of; runs of older versions have no other than the accuracy."""
-    return str((run.summary or {}).get("metric", "accuracy"))
 
 
 def _of_new_clients(summaries: Sequence[dict[str, Any]], key: str) -> Figure | None:
     figures = [summary["new_clients"][key] for summary in summaries if "new_clients" in summary]
     return _over_seeds([100 * figure for figure in figures]) if figures else None
-
-
-def _gain(run: StoredRun, baseline: StoredRun) -> npt.NDArray[np.float64]:
-    assert run.clients is not None and baseline.clients is not None
-    name = _metric(run)
-    return individual_gain(run.clients[name], baseline.clients[name]).per_client
-
-
-def _share_below_zero(gain: npt.NDArray[np.float64]) -> float:
-    present = gain[~np.isnan(gain)]
-    return 100 * float((present < 0).mean())
 
 
 def _over_seeds(values: Sequence[float]) -> Figure:
@@ -197,8 +189,8 @@ def caption(runs: Sequence[StoredRun]) -> str:
     finished = [run for run in runs if run.summary is not None]
     summaries = [run.summary for run in finished if run.summary is not None]
     scored = _listed(summary["scored"] for summary in summaries)
-    of = ", Dice and Hausdorff distance (HD) without the background" if _metric(finished[0]) == "dice" else ""
-    selection = _listed(_SELECTED[summary["selection"]] for summary in summaries)
+    of = ", Dice and Hausdorff distance (HD) without the background" if metric(finished[0]) == "dice" else ""
+    selection = _listed(_SELECTED.get(summary["selection"], summary["selection"]) for summary in summaries)
     models: dict[str, list[str]] = {}
     for label, own in by_method(runs).items():
         model = own[0].summary["model"] if own[0].summary else ""

@@ -1,4 +1,4 @@
-"""Views of stored runs: the table's numbers by hand, the pictures' bytes twice."""
+"""The table's numbers by hand."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,9 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bespokefl.results import pictures
 from bespokefl.results.files import StoredRun
-from bespokefl.results.table import caption, columns, method_rows
+from bespokefl.results.table import Figure, accuracies, baseline_runs, caption, columns, gains, method_rows
 
 
 def stored(
@@ -21,6 +20,7 @@ def stored(
         "mean": ordered.mean(),
         "worst5": ordered[0],
         "top5": ordered[-1],
+        "std": ordered.std(),
         "gm_acc": gm,
         "g_acc": gm,
         "bytes_total": 3_000_000,
@@ -102,24 +102,25 @@ def test_caption_names_the_scored_models(runs: list[StoredRun]) -> None:
     assert "2 seeds" in caption(runs) and "seeds" not in caption(runs[:1])
 
 
-def test_pictures_are_reproducible_and_not_empty(runs: list[StoredRun], tmp_path: Path) -> None:
-    first, second = (pictures.render(pictures.result_figure(runs)) for _ in range(2))
-    assert first == second
-    assert first["png"].startswith(b"\x89PNG") and len(first["png"]) > 10_000
-    assert b"<svg" in first["svg"]
-    counts = np.arange(12).reshape(3, 4)
-    pictures.save(pictures.partition_figure(counts, ["a", "b", "c", "a long name"]), tmp_path / "partition")
-    assert {path.name for path in tmp_path.iterdir()} == {"partition.png", "partition.svg"}
-    again = pictures.render(pictures.partition_figure(counts, ["a", "b", "c", "a long name"]))
-    assert again["svg"] == (tmp_path / "partition.svg").read_bytes()
+def test_clients_that_attack_are_in_no_figure(runs: list[StoredRun]) -> None:
+    """Local's client 0 and the other's client 3 attack: what is left is compared."""
+    for run, attacker in ((runs[0], 0), (runs[2], 3)):
+        assert run.clients is not None
+        run.clients["malicious"] = np.eye(4)[attacker]
+    assert np.isnan(accuracies(runs[0])).tolist() == [True, False, False, False]
+    found = gains([runs[2]], baseline_runs(runs))[0]
+    np.testing.assert_allclose(found, [np.nan, 0, -10, np.nan], atol=1e-12)
+    assert method_rows([runs[0], runs[2]])[-1].harmed == Figure(1.0, None)
 
 
-@pytest.mark.parametrize("methods", [1, 16])
-def test_pictures_of_few_and_many_methods(methods: int) -> None:
-    many = [stored(f"method-{k}", 0, [0.1, 0.2, 0.3, 0.04 * k]) for k in range(methods)]
-    assert len(pictures.render(pictures.result_figure(many))["png"]) > 5000
+def test_the_baseline_is_the_run_that_bears_its_name(runs: list[StoredRun]) -> None:
+    other = stored("local-long", 0, [0.9, 0.9, 0.9, 0.9], algorithm="local")
+    assert baseline_runs([other, *runs])[0] is runs[0] and baseline_runs([*runs, other])[0] is runs[0]
+    assert baseline_runs([other])[0] is other
 
 
-def test_pictures_of_many_clients() -> None:
-    counts = np.random.default_rng(0).integers(0, 9, (500, 100))
-    assert len(pictures.render(pictures.partition_figure(counts, [str(k) for k in range(100)]))["png"]) > 5000
+def test_clients_of_another_partition_are_not_compared(runs: list[StoredRun]) -> None:
+    fewer = stored("fewer", 0, [0.5, 0.5, 0.5, 0.5])
+    assert fewer.clients is not None
+    fewer.clients["accuracy"] = fewer.clients["accuracy"][:3]
+    assert gains([fewer], baseline_runs(runs)) == {}

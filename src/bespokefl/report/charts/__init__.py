@@ -1,0 +1,1 @@
+"""What the report draws: a module for each group of charts."""
