@@ -2,11 +2,12 @@
 
 from dataclasses import dataclass
 
-from bespokefl.report.charts import clients, facts, labels, rounds, tradeoffs
+from bespokefl.report.charts import clients, facts, labels, rounds, surface, tradeoffs
 from bespokefl.report.facts import shown_facts
 from bespokefl.report.gather import Comparison, Problem, clients_table, curves_table, gamma_table, methods_table
 from bespokefl.report.labels import labels_table
 from bespokefl.report.panels import Looks, Panel, Section
+from bespokefl.report.surface import surfaces
 from bespokefl.report.tables import Table
 from bespokefl.report.theme import default_picks
 
@@ -75,6 +76,11 @@ def _own_section(comparison: Comparison, tables: dict[str, Table]) -> tuple[Sect
         tables |= facts.fact_tables(fact)
         summary = comparison.methods[fact.method][0].summary
         panels += facts.fact_panels(fact, summary["algorithm"] if summary else "")
+    around, damaged = surfaces(comparison)
+    problems += damaged
+    for found in around:
+        tables[surface.surface_table(found)] = found.table
+        panels.append(surface.surface_panel(found))
     if not panels:
         return None, problems
     text = (
