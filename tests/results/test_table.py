@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from bespokefl.results.files import StoredRun
-from bespokefl.results.table import Figure, accuracies, baseline_runs, caption, columns, gains, method_rows
+from bespokefl.results.methods import baseline_runs, gains, scores
+from bespokefl.results.table import Figure, caption, columns, method_rows
 
 
 def stored(
@@ -107,10 +108,13 @@ def test_clients_that_attack_are_in_no_figure(runs: list[StoredRun]) -> None:
     for run, attacker in ((runs[0], 0), (runs[2], 3)):
         assert run.clients is not None
         run.clients["malicious"] = np.eye(4)[attacker]
-    assert np.isnan(accuracies(runs[0])).tolist() == [True, False, False, False]
+    assert np.isnan(scores(runs[0])).tolist() == [True, False, False, False]
     found = gains([runs[2]], baseline_runs(runs))[0]
     np.testing.assert_allclose(found, [np.nan, 0, -10, np.nan], atol=1e-12)
-    assert method_rows([runs[0], runs[2]])[-1].harmed == Figure(1.0, None)
+    assert {row.label: row.harmed for row in method_rows([runs[0], runs[2]])} == {
+        "tuned": Figure(1.0, None),
+        "local": None,
+    }
 
 
 def test_the_baseline_is_the_run_that_bears_its_name(runs: list[StoredRun]) -> None:

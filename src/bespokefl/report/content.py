@@ -7,7 +7,7 @@ from bespokefl.report.facts import shown_facts
 from bespokefl.report.gather import Comparison, Problem, clients_table, curves_table, gamma_table, methods_table
 from bespokefl.report.labels import labels_table
 from bespokefl.report.panels import Looks, Panel, Section
-from bespokefl.report.surface import surfaces
+from bespokefl.report.surface import shown_surfaces
 from bespokefl.report.tables import Table
 from bespokefl.report.theme import default_picks
 
@@ -42,14 +42,18 @@ def gather_content(comparison: Comparison) -> Content:
     dots = len(tables["clients"]["client"]) // len(comparison.methods)
     own, damaged = _own_section(comparison, tables)
     problems += damaged
+    around, damaged = shown_surfaces(comparison)
+    problems += damaged
+    tables |= {surface.surface_table(one): one.table for one in around}
     sections = [
         clients.distribution(looks, dots),
         clients.gain(looks, dots),
-        rounds.convergence(len(comparison.seeds)),
+        rounds.convergence(looks, len(comparison.seeds)),
         tradeoffs.personal_and_general(tables["methods"]),
-        tradeoffs.cost(),
+        tradeoffs.cost(looks),
         labels.data_of_clients(by_label),
         own,
+        surface.around_models(around) if around else None,
     ]
     return Content(comparison, looks, tables, [s for s in sections if s is not None], problems)
 
@@ -59,34 +63,25 @@ def _looks(comparison: Comparison, by_label: Table) -> Looks:
     focus = next((label for label in comparison.labels if label not in compared), comparison.labels[0])
     seed = min(by_label["seed"]) if by_label else 0
     picks = default_picks(comparison.labels, compared)
-    return Looks(comparison.labels, picks, list(comparison.references), focus, seed)
+    return Looks(comparison.labels, picks, list(comparison.references), focus, seed, comparison.metric)
 
 
 def _own_section(comparison: Comparison, tables: dict[str, Table]) -> tuple[Section | None, list[Problem]]:
     """What the methods show of themselves; adds its tables to the others."""
     shown, problems = shown_facts(comparison)
+    constants = [fact for fact in shown if fact.kind == "constant"]
     panels = []
+    for fact in sorted(shown, key=lambda fact: fact.kind != "matrix"):  # the large ones first
+        if fact.kind != "constant":
+            tables |= facts.fact_tables(fact)
+            summary = comparison.methods[fact.method][0].summary
+            panels += facts.fact_panels(fact, summary["algorithm"] if summary else "")
     if sweep := gamma_table(comparison):
         tables["gamma"] = sweep
         panels.append(facts.gamma_panel(sweep))
-    constants = [fact for fact in shown if fact.kind == "constant"]
-    for fact in shown:
-        if fact in constants:
-            continue
-        tables |= facts.fact_tables(fact)
-        summary = comparison.methods[fact.method][0].summary
-        panels += facts.fact_panels(fact, summary["algorithm"] if summary else "")
-    around, damaged = surfaces(comparison)
-    problems += damaged
-    for found in around:
-        tables[surface.surface_table(found)] = found.table
-        panels.append(surface.surface_panel(found))
     if not panels:
         return None, problems
-    text = (
-        "What each method's paper draws of its inner state. These charts belong to one method each; the filter above "
-        "does not hide them."
-    )
+    text = "What each method's paper draws of its inner state."
     if constants:
         listed = ", ".join(f"{fact.method}'s {fact.name} = {fact.table['value'][0]}" for fact in constants)
         text += f" The same in every round: {listed}."

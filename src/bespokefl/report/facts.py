@@ -9,13 +9,12 @@ import numpy.typing as npt
 
 from bespokefl.report.gather import Comparison, Problem, thinned
 from bespokefl.report.tables import Table, plain
-from bespokefl.results.facts import Fact, read_facts
+from bespokefl.results.facts import Fact, read_facts, read_layers
 from bespokefl.results.files import StoredRun
 
 MOST_CLIENTS = 200  # drawn one by one
 MOST_ROUNDS = 60
 MOST_CELLS = 150  # rows and columns of a matrix that is drawn
-BY_LAYER = frozenset({"scores", "distances"})  # also where there are as many layers as clients
 Kind = Literal["matrix", "clients", "layers", "number", "constant"]
 Floats = npt.NDArray[np.float64]
 
@@ -54,24 +53,26 @@ def shown_facts(comparison: Comparison) -> tuple[list[Shown], list[Problem]]:
             if damaged:
                 what = f"facts are damaged ({', '.join(damaged)}); the other rounds are shown."
                 problems.append(Problem(f"{label}, seed {run.seed}", what))
-            found += [shown for name, fact in facts.items() if (shown := _show(label, run, name, fact)) is not None]
+            layers = read_layers(run.folder)
+            drawn = (_show(label, run, name, fact, layers) for name, fact in facts.items())
+            found += [shown for shown in drawn if shown is not None]
             if facts:
                 break
     return found, problems
 
 
-def _show(label: str, run: StoredRun, name: str, fact: Fact) -> Shown | None:
+def _show(label: str, run: StoredRun, name: str, fact: Fact, layers: Sequence[str]) -> Shown | None:
     values = fact.values.astype(np.float64)
     rounds = (int(fact.rounds[0]), int(fact.rounds[-1]))
     if values.size == 0 or not np.isfinite(values).any():
         return None
-    if values.ndim == 3 and values.shape[1] == values.shape[2] and name not in BY_LAYER:
+    if values.ndim == 3 and values.shape[1] == values.shape[2] and not _is_by_layer(name):
         assert run.clients is not None
         return _matrix(Shown(label, run.seed, name, "matrix", {}, rounds), values, run.clients["n_train"])
     kept = np.array([list(fact.rounds).index(r) for r in thinned(fact.rounds.tolist(), MOST_ROUNDS)])
     at = fact.rounds[kept].tolist()
     if values.ndim == 3:
-        return Shown(label, run.seed, name, "layers", _layers(at, values[kept]), rounds, values.shape[1])
+        return Shown(label, run.seed, name, "layers", _layers(at, values[kept], layers), rounds, values.shape[1])
     if values.ndim == 2:
         clients = min(values.shape[1], MOST_CLIENTS)
         table = _clients(at, values[kept], clients)
@@ -119,7 +120,12 @@ def regression(x: npt.ArrayLike, y: npt.ArrayLike) -> Regression | None:
     return Regression(slope, float(b.mean() - slope * a.mean()), r)
 
 
-def _layers(rounds: Sequence[int], values: Floats) -> Table:
+def _is_by_layer(name: str) -> bool:
+    """By its name, since a model may have as many layers as there are clients."""
+    return name == "scores" or name.startswith("layer")
+
+
+def _layers(rounds: Sequence[int], values: Floats, names: Sequence[str]) -> Table:
     """By round and layer, the mean of the clients that have a number, and the lowest and the highest of them."""
     layers = values.shape[2]
     figures: dict[str, list[Any]] = {"mean": [], "low": [], "high": []}
@@ -132,8 +138,13 @@ def _layers(rounds: Sequence[int], values: Floats) -> Table:
     return {
         "round": [round_ for round_ in rounds for _ in range(layers)],
         "layer": [layer + 1 for _ in rounds for layer in range(layers)],
+        "name": [_layer_name(names, layer, layers) for _ in rounds for layer in range(layers)],
         **{name: plain(found) for name, found in figures.items()},
     }
+
+
+def _layer_name(names: Sequence[str], layer: int, layers: int) -> str:
+    return f"{layer + 1} {names[layer]}" if len(names) == layers else str(layer + 1)
 
 
 def _clients(rounds: Sequence[int], values: Floats, clients: int) -> Table:

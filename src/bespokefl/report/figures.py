@@ -27,7 +27,7 @@ def write_result(content: Content, out: Path) -> None:
     """out/result.png and .svg: every client, and how the mean and the worst 5 % came about."""
     panels = {panel.id: panel for panel in content.panels}
     right = [panels["rounds-mean"], panels["rounds-worst5"]]
-    spec = joined_spec(panels["accuracy-of-clients"], right, content.looks, content.tables)
+    spec = joined_spec(panels["score-of-clients"], right, content.looks, content.tables)
     for suffix, image in render(spec).items():
         write_atomically(out / f"result.{suffix}", image)
 

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from bespokefl.report.tables import Table, plain, stack
-from bespokefl.results import table as ranking
+from bespokefl.results import methods
 from bespokefl.results.files import CONFIG, Line, StoredRun
-from bespokefl.results.table import MethodRow
+from bespokefl.results.table import MethodRow, method_rows
 
 MOST_ROUNDS = 200  # drawn of a curve; more are thinned evenly
 REFERENCES = {"local": "Local", "fedavg": "FedAvg"}  # algorithms that clients' gains may be measured against
@@ -37,11 +37,17 @@ class Comparison:
     @cached_property
     def methods(self) -> dict[str, list[StoredRun]]:
         """Finished runs by label, the best mean first."""
-        return ranking.by_method(self.runs)
+        return methods.by_method(self.runs)
 
     @cached_property
     def rows(self) -> list[MethodRow]:
-        return ranking.method_rows(self.runs)
+        return method_rows(self.runs)
+
+    @property
+    def metric(self) -> str:
+        """What clients are scored by."""
+        found = {methods.metric(run) for own in self.methods.values() for run in own}
+        return "Dice" if found == {"dice"} else "accuracy" if found <= {"accuracy"} else "score"
 
     @property
     def labels(self) -> list[str]:
@@ -54,7 +60,7 @@ class Comparison:
     @cached_property
     def references(self) -> dict[str, dict[int, StoredRun]]:
         """The runs that gains are measured against, by algorithm and seed, where there are any."""
-        found = {algorithm: ranking.baseline_runs(self.runs, algorithm) for algorithm in REFERENCES}
+        found = {algorithm: methods.baseline_runs(self.runs, algorithm) for algorithm in REFERENCES}
         return {algorithm: runs for algorithm, runs in found.items() if runs}
 
     @cached_property
@@ -102,8 +108,8 @@ def _read_config(path: Path) -> Mapping[str, Any] | None:
 
 # tables ----------------------------------------------------------------------------------------------
 
-FIGURES = ("mean", "worst5", "top5", "std", "gain", "harmed", "worse_off", "s_acc", "g_acc", "gm_acc")
-COSTS = ("megabytes", "seconds", "memory")
+FIGURES = ("mean", "worst5", "top5", "std", "gain", "harmed", "worse_off", "l_acc", "s_acc", "g_acc", "gm_acc")
+COSTS = ("megabytes", "seconds", "gpu_megabytes")
 
 
 def methods_table(comparison: Comparison) -> Table:
@@ -126,21 +132,21 @@ def clients_table(comparison: Comparison) -> Table:
     """A row for each method, seed and client that is scored, with its gains over the references."""
     parts = []
     for label, own in comparison.methods.items():
-        gains = {name: ranking.gains(own, runs) for name, runs in comparison.references.items()}
+        gains = {name: methods.gains(own, runs) for name, runs in comparison.references.items()}
         for run in own:
             assert run.clients is not None
-            accuracy = ranking.accuracies(run)
-            scored = np.flatnonzero(~np.isnan(accuracy))
+            score = methods.scores(run)
+            scored = np.flatnonzero(~np.isnan(score))
             part: dict[str, Any] = {
                 "method": [label] * len(scored),
                 "seed": [run.seed] * len(scored),
                 "client": run.clients["client"][scored],
-                "accuracy": 100 * accuracy[scored],
+                "score": 100 * score[scored],
                 "n_train": run.clients["n_train"][scored],
                 "n_test": run.clients["n_test"][scored],
             }
             for name, by_seed in gains.items():
-                gain = by_seed.get(run.seed, np.full(len(accuracy), np.nan))
+                gain = by_seed.get(run.seed, np.full(len(score), np.nan))
                 part[f"over_{name}"] = gain[scored]
             parts.append({name: plain(values) for name, values in part.items()})
     return stack(parts)
@@ -187,7 +193,11 @@ def gamma_table(comparison: Comparison) -> Table:
         for run in own:
             algorithm = comparison.configs.get(run.folder, {}).get("algorithm", {})
             gamma = algorithm.get("gamma")
-            if run.summary is not None and isinstance(gamma, int | float) and run.summary["g_acc"] is not None:
+            if (
+                run.summary is not None
+                and isinstance(gamma, int | float)
+                and None not in map(run.summary.get, ("l_acc", "g_acc"))
+            ):
                 found.setdefault((run.summary["algorithm"], float(gamma)), []).append(run)
     swept = {name for name, _ in found if len({gamma for other, gamma in found if other == name}) > 1}
     parts: Table = {}
@@ -195,7 +205,7 @@ def gamma_table(comparison: Comparison) -> Table:
         if algorithm not in swept:
             continue
         summaries = [run.summary for run in own if run.summary is not None]
-        for key, name in (("mean", "L-accuracy, own data"), ("g_acc", "G-accuracy, all clients' data")):
+        for key, name in (("l_acc", "L-accuracy, own data"), ("g_acc", "G-accuracy, all clients' data")):
             values = [100 * summary[key] for summary in summaries]
             row = {
                 "algorithm": algorithm,

@@ -1,5 +1,6 @@
 """The report as one HTML page: words, the ranking, the charts' specifications, and every table once."""
 
+import functools
 import html
 import json
 import re
@@ -62,9 +63,14 @@ def _json(data: Mapping[str, Any]) -> str:
 
 
 def _scripts() -> str:
-    vega = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
     own = "\n".join(_asset(name) for name in SCRIPTS)
-    return "\n".join(_script(code) for code in (vega, own))
+    return "\n".join(_script(code) for code in (_vega(), own))
+
+
+@functools.cache
+def _vega() -> str:
+    """Vega, Vega-Lite and Vega-Embed as one script; bundling takes seconds."""
+    return vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
 
 
 def _script(code: str) -> str:
@@ -205,7 +211,7 @@ def _section(section: Section, numbers: Mapping[str, int], content: Content) -> 
     controls = "".join(_control(name, content) for name in section.controls)
     controls = f'<div class="controls">{controls}</div>' if controls else ""
     panels = "".join(_panel(panel, numbers[panel.id]) for panel in section.panels)
-    grid = f'<div class="grid">{panels}</div>' if panels else ""
+    grid = f'<div class="grid{" small" if section.small else ""}">{panels}</div>' if panels else ""
     lead = f'<p class="lead">{_marked(section.text)}</p>'
     return f'<section id="{section.id}"><h2>{html.escape(section.title)}</h2>{lead}{controls}{grid}</section>'
 
@@ -239,11 +245,12 @@ def _panel(panel: Panel, number: int) -> str:
     described = html.escape(f"Chart: {panel.title}. {panel.note} The numbers are in the table below.")
     note = f'<p class="note">{html.escape(panel.note)}</p>' if panel.note else ""
     legend = '<ul class="legend" aria-label="Colours"></ul>' if panel.legend else ""
+    whose = f' data-method="{html.escape(panel.method)}"' if panel.method else ""
     kinds = ["chart", *(kind for kind in ("wide", "tall") if getattr(panel, kind))]
     return (
-        f'<figure class="{" ".join(kinds)}" id="panel-{number}" data-panel="{html.escape(panel.id)}">'
+        f'<figure class="{" ".join(kinds)}" id="panel-{number}" data-panel="{html.escape(panel.id)}"{whose}>'
         f"<figcaption><h3>{title}</h3>{note}</figcaption>{legend}"
-        f'<div class="drawing" role="img" aria-label="{described}"></div>'
+        f'<div class="drawing" role="img" aria-label="{described}"><div></div></div>'
         f'<details class="numbers"><summary>Numbers<span class="unseen"> of {title}</span></summary>'
         "<div></div></details></figure>"
     )

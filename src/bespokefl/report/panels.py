@@ -29,6 +29,7 @@ class Panel:
     legend: bool = False  # colours tell methods apart, and the chart itself does not name them
     wide: bool = False  # takes the whole row
     tall: bool = False  # takes two rows
+    method: str = ""  # whose chart it is, if of one method
     step: int = 0  # pixels of each method that is shown, where every method has a row
     figure_width: int = 560
 
@@ -42,6 +43,7 @@ class Section:
     text: str
     panels: Sequence[Panel] = ()
     controls: Sequence[str] = ()
+    small: bool = False  # many small charts beside each other
 
 
 @dataclass
@@ -53,7 +55,12 @@ class Looks:
     references: Sequence[str] = ()
     focus: str = ""
     seed: int = 0
+    metric: str = "accuracy"  # what clients are scored by, in words
     inks: Mapping[str, str] = field(default_factory=lambda: INKS["light"])
+
+    @property
+    def axis(self) -> str:
+        return f"{self.metric}, %"
 
     def params(self) -> list[dict[str, Any]]:
         """Every chart has all of them, so that the page can set them without knowing the chart."""

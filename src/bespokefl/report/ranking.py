@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from bespokefl.report.gather import Comparison
-from bespokefl.results.table import Figure, MethodRow, accuracies, caption
+from bespokefl.results.methods import scores
+from bespokefl.results.table import FURTHER, Figure, MethodRow, caption
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class _Column:
 
 
 _COLUMNS = (
-    _Column("mean % (L-acc)", "Mean accuracy of the clients' models on their own test data", lambda r: r.mean, 2, max),
+    _Column("mean %", "Mean over clients, each with its model on its own test data (L-acc)", lambda r: r.mean, 2, max),
     _Column("worst 5 %", "Mean of the worst 5 % of the clients", lambda r: r.worst5, best=max),
     _Column("top 5 %", "Mean of the best 5 % of the clients", lambda r: r.top5, best=max),
     _Column("std over clients", "Standard deviation over the clients", lambda r: r.std, best=min),
@@ -31,15 +32,41 @@ _COLUMNS = (
     _Column("S-acc %", "On the client's own and some other clients' test data", lambda r: r.s_acc, best=max),
     _Column("G-acc %", "On all clients' test data together", lambda r: r.g_acc, best=max),
     _Column("global model %", "The server's model on all clients' test data", lambda r: r.gm_acc, best=max),
+)
+_COSTS = (
     _Column("sent, MB", "Bytes that clients receive and send in the whole run", lambda r: r.megabytes, best=min),
     _Column("training, s", "Seconds of training, without evaluation", lambda r: r.seconds, best=min),
-    _Column("peak memory, MB", "Of the GPU for the run, else of the process", lambda r: r.memory, 0, min),
+    _Column("peak GPU memory, MB", "Of the GPU, in this run", lambda r: r.gpu_megabytes, 0, min),
 )
+
+
+def _further(name: str) -> _Column:
+    """Another metric that runs may report."""
+    heading, factor, digits = FURTHER[name]
+
+    def figure(row: MethodRow) -> Figure | None:
+        found = row.further.get(name)
+        return found and Figure(factor * found.mean, None if found.std is None else factor * found.std)
+
+    better = min if name == "hausdorff" else max
+    return _Column(heading, "Mean over the clients that have it", figure, digits, better)
+
+
+def _wanted(comparison: Comparison) -> list[_Column]:
+    target = next((row.target for row in comparison.rows if row.target is not None), None)
+    within = f"rounds to {100 * (target or 0):g} %"
+    columns = [
+        *_COLUMNS,
+        *map(_further, FURTHER),
+        _Column(within, "The first evaluated round whose mean is that high", lambda r: r.rounds_to_target, best=min),
+        *_COSTS,
+    ]
+    return [column for column in columns if any(column.figure(row) is not None for row in comparison.rows)]
 
 
 def ranking_html(comparison: Comparison) -> str:
     rows = comparison.rows
-    columns = [column for column in _COLUMNS if any(column.figure(row) is not None for row in rows)]
+    columns = _wanted(comparison)
     head = _heading("method", "Sort by name", "text", "ascending") + "".join(_column_heading(c) for c in columns)
     best = {column.title: _best(column, rows) for column in columns}
     clients = {label: _clients(comparison, label) for label in comparison.labels}
@@ -98,7 +125,7 @@ def _cell(column: _Column, figure: Figure | None, best: float | None, clients: i
 
 
 def _clients(comparison: Comparison, label: str) -> int:
-    return int(np.isfinite(accuracies(comparison.methods[label][0])).sum())
+    return int(np.isfinite(scores(comparison.methods[label][0])).sum())
 
 
 def _more(comparison: Comparison) -> str:

@@ -15,11 +15,12 @@ Scores = npt.NDArray[np.float64]  # fractions, by client
 def by_method(runs: Sequence[StoredRun]) -> dict[str, list[StoredRun]]:
     """Finished runs by label, the best mean first."""
     methods: dict[str, list[StoredRun]] = {}
+    means: dict[str, list[float]] = {}
     for run in runs:
         if run.summary is not None:
             methods.setdefault(run.label, []).append(run)
-    means = {label: np.mean([np.nanmean(scores(run)) for run in own]) for label, own in methods.items()}
-    return {label: methods[label] for label in sorted(methods, key=lambda label: -float(means[label]))}
+            means.setdefault(run.label, []).append(run.summary["mean"])
+    return {label: methods[label] for label in sorted(methods, key=lambda label: -float(np.mean(means[label])))}
 
 
 def metric(run: StoredRun) -> str:

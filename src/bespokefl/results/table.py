@@ -139,7 +139,7 @@ def columns(rows: Sequence[MethodRow]) -> dict[str, Cell]:
         "top 5 %": lambda row: row.top5.show(spread=False),
         "gain over Local": lambda row: DASH if row.gain is None else row.gain.show(2, sign=True),
         "clients worse off": lambda row: DASH if row.worse_off is None else f"{row.worse_off.mean:.0f} %",
-        **{shown.heading: _further(name, shown) for name, shown in _SHOWN.items()},
+        **{shown.heading: _further(name, shown) for name, shown in FURTHER.items()},
         f"global model{accuracy} %": lambda row: DASH if row.gm_acc is None else row.gm_acc.show(spread=False),
         f"{accuracy.strip()} on all data %".strip(): lambda row: (
             DASH if row.g_acc is None else row.g_acc.show(spread=False)
@@ -162,7 +162,7 @@ class _Shown(NamedTuple):
 
 
 # Further metrics of the table. Dice is its mean already; the others are in summary.json.
-_SHOWN = {
+FURTHER = {
     "auc": _Shown("AUC", 1, 3),
     "sensitivity": _Shown("sensitivity %", 100, 1),
     "specificity": _Shown("specificity %", 100, 1),

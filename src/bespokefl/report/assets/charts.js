@@ -1,5 +1,6 @@
 // Charts: Vega-Lite specifications without data, drawn when they come into sight, and told of every choice by signals.
 const charts = new Map(); // by id: { panel, place, view, told }
+const AXES = 45; // pixels below a chart, before it is drawn
 const MOST_SVG = 3000; // rows; beyond, a canvas is faster
 
 function tablesOf(spec, found = new Set()) {
@@ -35,7 +36,8 @@ async function draw(chart) {
     },
   });
   chart.view = view;
-  chart.place.dataset.drawn = state.mode;
+  chart.place.style.minHeight = "";
+  chart.place.parentElement.dataset.drawn = state.mode;
   tell(chart); // of what was chosen meanwhile
 }
 
@@ -94,9 +96,10 @@ function drawLegends() {
 
 for (const panel of page.panels) {
   const figure = document.getElementById(`panel-${panel.number}`);
-  charts.set(panel.id, {
-    panel, figure, place: figure.querySelector(".drawing"), legend: figure.querySelector(".legend"), view: null, told: {},
-  });
+  const place = figure.querySelector(".drawing > div"); // Vega gives it a role of its own, its parent keeps ours
+  charts.set(panel.id, { panel, figure, place, legend: figure.querySelector(".legend"), view: null, told: {} });
+  const height = panel.step ? heightOf({ panel }) : panel.spec.height;
+  place.style.minHeight = `${height + AXES}px`; // so that links into the page arrive where they should
 }
 const sight = new IntersectionObserver((entries) => {
   for (const entry of entries) {
@@ -109,6 +112,10 @@ const sight = new IntersectionObserver((entries) => {
 for (const chart of charts.values()) sight.observe(chart.figure);
 addEventListener("beforeprint", () => drawAll());
 listeners.push(() => {
-  for (const chart of charts.values()) tell(chart);
+  for (const chart of charts.values()) {
+    const { method } = chart.figure.dataset;
+    chart.figure.hidden = method !== undefined && !state.shown.has(method);
+    tell(chart);
+  }
   drawLegends();
 });

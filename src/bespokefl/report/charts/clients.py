@@ -37,7 +37,7 @@ def distribution(looks: Looks, clients: int) -> Section:
     return Section(
         "clients",
         "Every client",
-        "A mean hides who is left behind. Each dot is one client's accuracy on its own test data.",
+        f"A mean hides who is left behind. Each dot is one client's {looks.metric} on its own test data.",
         [_strip(looks, clients), _share_below(looks)],
     )
 
@@ -50,9 +50,9 @@ def _strip(looks: Looks, clients: int) -> Panel:
         .encode(
             y=method_axis(looks),
             yOffset=alt.YOffset("spread:Q", scale=alt.Scale(domain=[-0.7, 0.7])),
-            x=alt.X("accuracy:Q", title="test accuracy of a client, %", scale=alt.Scale(zero=False, nice=True)),
+            x=alt.X("score:Q", title=f"test {looks.metric} of a client, %", scale=alt.Scale(zero=False, nice=True)),
             color=colour(),
-            tooltip=[*CLIENT_TIPS, percent_tip("accuracy", "accuracy, %"), *SIZE_TIPS],
+            tooltip=[*CLIENT_TIPS, percent_tip("score", looks.axis), *SIZE_TIPS],
         )
     )
     figures = of_methods("methods")
@@ -71,13 +71,13 @@ def _strip(looks: Looks, clients: int) -> Panel:
         shape="triangle-left", size=75, filled=True, fill=ink("paper"), stroke=ink("ink"), strokeWidth=1.6, opacity=1
     ).encode(y=where, x="worst5:Q", tooltip=tips)
     return Panel(
-        "accuracy-of-clients",
-        "Accuracy of every client",
+        "score-of-clients",
+        f"{looks.metric.capitalize()} of every client",
         "Bar: mean of the clients. Triangle: mean of the worst 5 %. Dots: clients, spread sideways so that equal ones "
         "do not hide each other.",
         alt.layer(dots, mean, worst).properties(height=STEP * len(looks.labels)),
         "clients",
-        [*WHO, Column("accuracy", "accuracy, %", 2), *SIZES],
+        [*WHO, Column("score", looks.axis, 2), *SIZES],
         wide=True,
         step=STEP,
     )
@@ -86,21 +86,21 @@ def _strip(looks: Looks, clients: int) -> Panel:
 def _share_below(looks: Looks) -> Panel:
     chart = (
         of_methods("clients")
-        .transform_window(share="cume_dist()", sort=[alt.SortField("accuracy")], groupby=["method"], frame=[None, None])
+        .transform_window(share="cume_dist()", sort=[alt.SortField("score")], groupby=["method"], frame=[None, None])
         .transform_calculate(percent="100 * datum.share")
         .encode(
-            x=alt.X("accuracy:Q", title="accuracy, %", scale=alt.Scale(zero=False)),
+            x=alt.X("score:Q", title=looks.axis, scale=alt.Scale(zero=False)),
             y=alt.Y("percent:Q", title="clients at or below, %"),
-            tooltip=[*CLIENT_TIPS, percent_tip("accuracy", "accuracy, %"), percent_tip("percent", "at or below, %", 0)],
+            tooltip=[*CLIENT_TIPS, percent_tip("score", looks.axis), percent_tip("percent", "at or below, %", 0)],
         )
     )
     return Panel(
         "share-of-clients",
-        "How many clients stay below an accuracy",
+        "How many clients stay how low",
         "The lower a line on the left, the fewer clients are left behind; it reaches 100 % at the best client.",
         method_lines(chart, interpolate="step-after").properties(height=HEIGHT),
         "clients",
-        [*WHO, Column("accuracy", "accuracy, %", 2)],
+        [*WHO, Column("score", looks.axis, 2)],
         legend=True,
         wide=True,
     )
@@ -119,8 +119,8 @@ def gain(looks: Looks, clients: int) -> Section:
         )
     alone = "alone (Local)" if "local" in looks.references else "with FedAvg"
     text = (
-        f"Each client's accuracy minus what the same client reaches {alone}, in percentage points. Left of zero it "
-        "does worse than that."
+        f"Each client's {looks.metric} minus what the same client reaches {alone}, in percentage points. Left of zero "
+        "it does worse than that."
     )
     if "local" not in looks.references:
         text += (
@@ -132,7 +132,7 @@ def gain(looks: Looks, clients: int) -> Section:
         "gain",
         "Who gains, who is harmed",
         text,
-        [_gain_strip(looks, clients, columns), _sorted_gains(columns), _histogram()],
+        [_gain_strip(looks, clients, columns), _sorted_gains(looks, columns), _histogram(looks)],
         controls=["reference", "focus"],
     )
 
@@ -149,13 +149,14 @@ def _signed(chart: alt.Chart) -> alt.Chart:
     )
 
 
-GAIN_TIPS: list[Any] = [
-    *CLIENT_TIPS,
-    alt.Tooltip("gain:Q", title="gain, points", format="+.2f"),
-    alt.Tooltip("verdict:N"),
-    percent_tip("accuracy", "accuracy, %"),
-    *SIZE_TIPS,
-]
+def _gain_tips(looks: Looks) -> list[Any]:
+    return [
+        *CLIENT_TIPS,
+        alt.Tooltip("gain:Q", title="gain, points", format="+.2f"),
+        alt.Tooltip("verdict:N"),
+        percent_tip("score", looks.axis),
+        *SIZE_TIPS,
+    ]
 
 
 def _gain_strip(looks: Looks, clients: int, columns: list[Column]) -> Panel:
@@ -174,7 +175,7 @@ def _gain_strip(looks: Looks, clients: int, columns: list[Column]) -> Panel:
                 scale=alt.Scale(domain=["harmed", "gains", "the same"], range=["triangle-down", "circle", "square"]),
                 legend=None,
             ),
-            tooltip=GAIN_TIPS,
+            tooltip=_gain_tips(looks),
         )
     )
     counts = (
@@ -189,13 +190,13 @@ def _gain_strip(looks: Looks, clients: int, columns: list[Column]) -> Panel:
         "Blue dots gain, orange triangles are harmed; ▼ counts the harmed clients, over all seeds.",
         alt.layer(zero, dots, counts).properties(height=STEP * len(looks.labels)),
         "clients",
-        [*WHO, *columns, Column("accuracy", "accuracy, %", 2), *SIZES],
+        [*WHO, *columns, Column("score", looks.axis, 2), *SIZES],
         wide=True,
         step=STEP,
     )
 
 
-def _sorted_gains(columns: list[Column]) -> Panel:
+def _sorted_gains(looks: Looks, columns: list[Column]) -> Panel:
     base = (
         _signed(named("clients").transform_filter("datum.method == focus"))
         .transform_window(
@@ -207,7 +208,7 @@ def _sorted_gains(columns: list[Column]) -> Panel:
             x=alt.X("place:O", axis=None),
             y=alt.Y("gain:Q", title="gain, percentage points", axis=signed_axis()),
             color=alt.Color("sign_colour:N", scale=None),
-            tooltip=GAIN_TIPS,
+            tooltip=_gain_tips(looks),
         )
     )
     same = base.transform_filter("datum.gain == 0").mark_point(shape="square", filled=True, size=14, opacity=1)
@@ -219,20 +220,20 @@ def _sorted_gains(columns: list[Column]) -> Panel:
         "the reference.",
         chart,
         "clients",
-        [*WHO, *columns, Column("accuracy", "accuracy, %", 2), *SIZES],
+        [*WHO, *columns, Column("score", looks.axis, 2), *SIZES],
         focus=True,
     )
 
 
-def _histogram() -> Panel:
+def _histogram(looks: Looks) -> Panel:
     chart = (
         named("clients")
         .transform_filter("datum.method == focus")
-        .transform_bin("from", field="accuracy", bin=alt.Bin(step=5, extent=[0, 100]))
+        .transform_bin("from", field="score", bin=alt.Bin(step=5, extent=[0, 100]))
         .transform_aggregate(clients="count()", groupby=["from", "from_end"])
         .mark_bar(color=ink("good"), binSpacing=1)
         .encode(
-            x=alt.X("from:Q", bin="binned", title="accuracy of a client, %", axis=alt.Axis(tickMinStep=5)),
+            x=alt.X("from:Q", bin="binned", title=f"{looks.metric} of a client, %", axis=alt.Axis(tickMinStep=5)),
             x2="from_end",
             y=alt.Y("clients:Q", title="clients", axis=alt.Axis(tickMinStep=1)),
             tooltip=[alt.Tooltip("from:Q", title="from, %"), alt.Tooltip("from_end:Q", title="to, %"), "clients:Q"],
@@ -241,10 +242,10 @@ def _histogram() -> Panel:
     )
     return Panel(
         "histogram",
-        "Clients by accuracy",
-        "How many clients of the method chosen above have which accuracy, in steps of 5 points (over all seeds).",
+        f"Clients by {looks.metric}",
+        f"How many clients of the method chosen above have which {looks.metric}, in steps of 5 points; all seeds.",
         chart,
         "clients",
-        [*WHO, Column("accuracy", "accuracy, %", 2)],
+        [*WHO, Column("score", looks.axis, 2)],
         focus=True,
     )

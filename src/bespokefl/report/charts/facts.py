@@ -12,6 +12,7 @@ EXPLAINED = {
     ("pgfedmo", "A"): "Row i: the weights that client i gives to the others' risks.",
     ("fedfomo", "P"): "Row i: what client i thinks of the others' models.",
     ("lg-mix", "lambda"): "The share of a client's own update in the mixture; the rest is the global update.",
+    ("lg-mix", "layers: |w - u| / |u|"): "How far a layer of the personal model is from the global one.",
     ("plgu-lf", "scores"): "How far a layer of the personal model is from the global one; the highest stay personal.",
     ("apfl", "alpha"): "The share of the local model in the mixture.",
     ("fedpg", "step"): "The step size of the global model.",
@@ -35,10 +36,6 @@ def _table(shown: Shown) -> str:
     return f"fact-{shown.method}-{shown.name}"
 
 
-def _title(shown: Shown, what: str) -> str:
-    return f"{shown.method}: {what}"
-
-
 def _panel(
     shown: Shown,
     suffix: str,
@@ -53,7 +50,14 @@ def _panel(
     if shown.left_out:
         note += f" The first clients only; {shown.left_out} more are not drawn."
     return Panel(
-        f"{_table(shown)}{suffix}", _title(shown, title), note, chart, data or _table(shown), columns, tall=tall
+        f"{_table(shown)}{suffix}",
+        f"{shown.method}: {title}",
+        note,
+        chart,
+        data or _table(shown),
+        columns,
+        tall=tall,
+        method=shown.method,
     )
 
 
@@ -102,7 +106,7 @@ def _layers(shown: Shown, said: str) -> list[Panel]:
         .mark_rect()
         .encode(
             x=alt.X("round:O", title="round", axis=alt.Axis(labelOverlap=True, labelAngle=0)),
-            y=alt.Y("layer:O", title="layer", axis=alt.Axis(labelOverlap=True)),
+            y=alt.Y("name:N", title="layer", sort=alt.SortField("layer"), axis=alt.Axis(labelOverlap=True)),
             color=alt.Color(
                 "mean:Q",
                 title=shown.name,
@@ -110,7 +114,7 @@ def _layers(shown: Shown, said: str) -> list[Panel]:
                 legend=alt.Legend(orient="top"),
             ),
             tooltip=[
-                "layer:O",
+                alt.Tooltip("name:N", title="layer"),
                 "round:O",
                 alt.Tooltip("mean:Q", title="mean of the clients", format=".4g"),
                 alt.Tooltip("low:Q", title="lowest client", format=".4g"),
@@ -121,13 +125,14 @@ def _layers(shown: Shown, said: str) -> list[Panel]:
     )
     columns = [
         Column("round", "round"),
-        Column("layer", "layer"),
+        Column("name", "layer"),
         Column("mean", "mean of the clients", 5),
         Column("low", "lowest client", 5),
         Column("high", "highest client", 5),
     ]
     note = f"{said} Mean of the clients; layer 1 is the one next to the input.".strip()
-    return [_panel(shown, "", f"{shown.name} per layer and round", note, chart, columns)]
+    name = shown.name.removeprefix("layers: ")
+    return [_panel(shown, "", f"{name} per layer and round", note, chart, columns)]
 
 
 def _matrix(shown: Shown, said: str) -> list[Panel]:

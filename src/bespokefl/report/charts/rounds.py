@@ -2,22 +2,20 @@
 
 import altair as alt
 
-from bespokefl.report.panels import HEIGHT, Panel, Section, colour, method_lines, of_methods, percent_tip
+from bespokefl.report.panels import HEIGHT, Looks, Panel, Section, colour, method_lines, of_methods, percent_tip
 from bespokefl.report.tables import Column
 
-FIGURES = {
-    "mean": ("Mean of the clients", "mean accuracy, %"),
-    "worst5": ("Mean of the worst 5 %", "accuracy of the worst, %"),
-}
 
-
-def convergence(seeds: int) -> Section:
+def convergence(looks: Looks, seeds: int) -> Section:
     band = f" The band reaches from the lowest to the highest of {seeds} seeds." if seeds > 1 else ""
     return Section(
         "rounds",
         "Round by round",
-        "Test accuracy in every evaluated round." + band,
-        [_curve(key, title, axis, seeds) for key, (title, axis) in FIGURES.items()],
+        f"Test {looks.metric} in every evaluated round." + band,
+        [
+            _curve("mean", "Mean of the clients", f"mean {looks.metric}, %", seeds),
+            _curve("worst5", "Mean of the worst 5 %", f"{looks.metric} of the worst, %", seeds),
+        ],
     )
 
 

@@ -1,22 +1,35 @@
 """The loss around models: is the minimum that a method found flat or sharp?"""
 
+from collections.abc import Sequence
 from typing import Literal
 
 import altair as alt
 
-from bespokefl.report.panels import Panel, named
-from bespokefl.report.surface import Surface
+from bespokefl.report.panels import Panel, Section, named
+from bespokefl.report.surface import Shown
 from bespokefl.report.tables import Column
 
 LEVELS = 14  # bands of colour, whose borders are the contour lines
-HEIGHT = 330
+HEIGHT = 200
 
 
-def surface_table(surface: Surface) -> str:
+def around_models(shown: Sequence[Shown]) -> Section:
+    return Section(
+        "surface",
+        "The loss around the models",
+        "Is what a method found flat or sharp? Each map goes through a model, in its middle, along two random "
+        "directions as long as its filters. Light is a low loss, strong a high one, in the same colours for all maps "
+        "of a method: a wide light middle is a flat minimum.",
+        [surface_panel(one) for one in shown],
+        small=True,
+    )
+
+
+def surface_table(surface: Shown) -> str:
     return f"surface-{surface.method}-{surface.name}"
 
 
-def surface_panel(surface: Surface) -> Panel:
+def surface_panel(surface: Shown) -> Panel:
     low, high = surface.range
     kind: Literal["log", "linear"] = "log" if low > 0 and high > 10 * low else "linear"
     chart = (
@@ -31,7 +44,7 @@ def surface_panel(surface: Surface) -> Panel:
                 "level:Q",
                 title="loss",
                 scale=alt.Scale(range="heatmap", type=kind, domain=[low, high]),
-                legend=alt.Legend(orient="bottom", direction="horizontal"),
+                legend=None,
             ),
             tooltip=[
                 alt.Tooltip("a:Q", title="first", format=".3~g"),
@@ -42,17 +55,19 @@ def surface_panel(surface: Surface) -> Panel:
         .transform_calculate(level=_banded(low, high, kind))
         .properties(height=HEIGHT)
     )
-    whose = "the global model" if surface.name == "global" else f"the {surface.name} client's model"
-    client = f" (client {surface.client})" if surface.client is not None else ""
-    when = f", round {surface.round}" if surface.round is not None else ""
+    about = surface.about
+    client, score = about.get("client"), about.get("score")
+    whose = "global model" if client is None else f"{surface.name} client ({client})"
+    reached = "" if score is None else f", {100 * score:.1f} % {about.get('metric', '')}"
     return Panel(
         surface_table(surface),
-        f"{surface.method}: loss around {whose}{client}",
-        f"Two directions through the model, which is at (0, 0). The same colours in all maps of this run. "
-        f"Seed {surface.seed}{when}.",
+        f"{surface.method}: {whose}",
+        f"{about.get('rows', '?')} samples of {about.get('data', 'test data')}{reached}. Seed {surface.seed}.",
         chart,
         surface_table(surface),
         [Column("a", "first direction", 4), Column("b", "second direction", 4), Column("loss", "loss", 5)],
+        method=surface.method,
+        figure_width=HEIGHT,
     )
 
 

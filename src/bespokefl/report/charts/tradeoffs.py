@@ -2,7 +2,7 @@
 
 import altair as alt
 
-from bespokefl.report.panels import HEIGHT, Panel, Section, colour, ink, of_methods, percent_tip
+from bespokefl.report.panels import HEIGHT, Looks, Panel, Section, colour, ink, of_methods, percent_tip
 from bespokefl.report.tables import Column, Table
 from bespokefl.report.theme import NAMES
 
@@ -25,7 +25,7 @@ def personal_and_general(methods: Table) -> Section:
             _scatter(
                 "personal-and-general",
                 "Own data against everybody's",
-                ("mean", "L-accuracy (own data), %"),
+                ("l_acc", "L-accuracy (own data), %"),
                 ("g_acc", "G-accuracy (all clients' data), %"),
                 wide=True,
             )
@@ -33,16 +33,17 @@ def personal_and_general(methods: Table) -> Section:
     )
 
 
-def cost() -> Section:
-    accuracy = ("mean", "mean accuracy, %")
+def cost(looks: Looks) -> Section:
+    mean = ("mean", f"mean {looks.metric}, %")
+    what = looks.metric.capitalize()
     panels = [
-        _scatter("accuracy-and-bytes", "Accuracy and traffic", ("megabytes", "sent in all, MB"), accuracy, zero_x=True),
-        _scatter("accuracy-and-seconds", "Accuracy and time", ("seconds", "training, seconds"), accuracy, zero_x=True),
+        _scatter("score-and-bytes", f"{what} and traffic", ("megabytes", "sent in all, MB"), mean, zero_x=True),
+        _scatter("score-and-seconds", f"{what} and time", ("seconds", "training, seconds"), mean, zero_x=True),
     ]
     return Section(
         "cost",
         "What it costs",
-        "Up and to the left is better: more accuracy for less. Traffic is what clients receive and send in the whole "
+        "Up and to the left is better: more for less. Traffic is what clients receive and send in the whole "
         "run, time is training without evaluation.",
         panels,
     )
