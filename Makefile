@@ -6,13 +6,13 @@ INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check --constr
 # One thread for each worker: more only fight over the cores.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 2
 
-.PHONY: demo test test-slow lint types bench clean
+.PHONY: demo test test-slow lint types browser bench clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed
 	$(BIN)/bespoke run --out demo --resume
 
-test: lint types
+test: lint types browser
 	$(PYTEST)
 
 test-slow: $(VENV)/.installed-dev
@@ -23,6 +23,9 @@ lint: $(VENV)/.installed-dev
 
 types: $(VENV)/.installed-dev
 	$(BIN)/mypy
+
+browser:
+	@sh tests/install_browser.sh
 
 bench: $(VENV)/.installed
 	$(BIN)/bespoke bench

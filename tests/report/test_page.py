@@ -15,10 +15,7 @@ from bespokefl.results.facts import read_facts
 from bespokefl.results.files import read_runs, write_atomically
 
 PROGRAM = find_browser()
-pytestmark = [
-    pytest.mark.skipif(PROGRAM is None, reason="no Chromium; `make browser` installs Debian's"),
-    pytest.mark.xdist_group("browser"),
-]
+pytestmark = pytest.mark.skipif(PROGRAM is None, reason="no Chromium; `make browser` installs Debian's")
 METHODS = ["local", "fedavg", "pgfed", "fedpg-0", "fedpg-0.5"]
 
 

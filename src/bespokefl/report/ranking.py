@@ -29,8 +29,8 @@ _COLUMNS = (
     _Column("std over clients", "Standard deviation over the clients", lambda r: r.std, best=min),
     _Column("gain over Local", "Mean over clients, percentage points", lambda r: r.gain, 2, max, sign=True),
     _Column("clients harmed", "Clients below what they reach alone, mean over seeds", lambda r: r.harmed, best=min),
-    _Column("S-acc %", "On the client's own and some other clients' test data", lambda r: r.s_acc, best=max),
-    _Column("G-acc %", "On all clients' test data together", lambda r: r.g_acc, best=max),
+    _Column("S\u2011acc %", "On the client's own and some other clients' test data", lambda r: r.s_acc, best=max),
+    _Column("G\u2011acc %", "On all clients' test data together", lambda r: r.g_acc, best=max),
     _Column("global model %", "The server's model on all clients' test data", lambda r: r.gm_acc, best=max),
 )
 _COSTS = (

@@ -9,7 +9,7 @@ from typing import Any
 
 LIGHT = ("#0072B2", "#D55E00", "#008F68", "#BC5A91", "#2E8FCB", "#B87A00", "#1A1A1A", "#882255")
 DARK = ("#4DA3DC", "#F0793A", "#1FBF92", "#DE93BC", "#8CCBF2", "#F0B13C", "#F4F4F4", "#F0E442")
-DASHES = ([1, 0], [7, 3], [2, 2], [9, 3, 2, 3], [1, 0], [7, 3], [2, 2], [9, 3, 2, 3])
+DASHES = ([1, 0], [7, 3], [2, 2], [9, 3, 2, 3], [13, 3], [4, 2, 1, 2, 1, 2], [1, 3], [5, 5])
 SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right", "triangle-left")
 MOST_PICKS = len(LIGHT)  # methods that have a colour at a time; the others are grey
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
