@@ -208,3 +208,11 @@ def test_embedded_digits_learn() -> None:
         )
         history = federation.run(5, evaluate_every=0)
         assert history.summary()["mean"] > 0.9
+
+
+def test_an_adopted_plan_keeps_the_layout_of_every_model() -> None:
+    tiny, middling = Task(nn.Linear(4, 2)), Task(nn.Linear(400, 200))
+    first, second = Vectorized("cpu"), Vectorized("cpu")
+    first._cores = 3  # of another machine
+    second.adopt(first.plan())
+    assert [second.layout(task) for task in (tiny, middling)] == [Layout(1, None), Layout(3, None)]

@@ -117,3 +117,13 @@ def given_settings(
     seeds = None if seed is None else [seed]
     shortcuts: dict[str, Any] = {"engine.name": engine, "engine.device": device, "seeds": seeds, **(more or {})}
     return [*given, *((key, value) for key, value in shortcuts.items() if value is not None)]
+
+
+def say_report(out: Path) -> None:
+    """Writes the report of an output folder and says where it is, or what it needs."""
+    from bespokefl.report.publish import missing_packages, publish
+
+    if missing := missing_packages():
+        typer.echo(f"Report: needs `pip install {' '.join(missing)}`, then `bespoke report {out}`")
+    else:
+        typer.echo(f"Report: {publish(out)}")

@@ -17,6 +17,7 @@ from bespokefl.cli.common import (
     guarded,
     make_console,
     say_error,
+    say_report,
 )
 from bespokefl.errors import InputError
 
@@ -59,7 +60,9 @@ def reproduce(
     request = Request(name, file, folder, given, only or (), scale, data, jobs)  # type: ignore[arg-type]
     comparison, outcome = reproduce(request, make_console(stderr=True))
     print_comparison(comparison, make_console())
-    _publish([setting.name for setting in comparison.settings if setting.scored], folder)
+    for setting in comparison.settings:
+        if setting.scored:
+            say_report(folder / setting.name)
     typer.echo(f"Comparison: {folder / 'comparison.md'}, {folder / 'comparison.json'}")
     for path in outcome.failed:
         say_error(f"{path.relative_to(folder)} failed; the reason is in {path / 'error.txt'}")
@@ -68,10 +71,3 @@ def reproduce(
         say_error(f"{setting.name or name} was not run: {setting.missing_data}")
     if outcome.failed or without:
         raise typer.Exit(FAILED if outcome.failed else WRONG_INPUT)
-
-
-def _publish(settings: list[str], folder: Path) -> None:
-    from bespokefl.results.report import publish
-
-    for name in settings:
-        typer.echo(f"Report: {publish(folder / name)}")

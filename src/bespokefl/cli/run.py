@@ -19,6 +19,7 @@ from bespokefl.cli.common import (
     make_console,
     read_parts_file,
     say_error,
+    say_report,
 )
 
 if TYPE_CHECKING:
@@ -51,7 +52,6 @@ def _run(experiment: "Experiment", out: Path, resume: bool) -> bool:
     """Run, print the table, and say where the files are; whether something failed."""
     from bespokefl.experiment import run_experiment
     from bespokefl.progress import make_reporter
-    from bespokefl.report.publish import missing_packages, publish
     from bespokefl.results.files import read_runs
     from bespokefl.results.table import rich_table
 
@@ -59,10 +59,7 @@ def _run(experiment: "Experiment", out: Path, resume: bool) -> bool:
     runs = [run for run in read_runs(out) if run.folder in outcome.finished]
     if runs:
         make_console().print(rich_table(runs))
-    if missing := missing_packages():
-        typer.echo(f"Report: needs `pip install {' '.join(missing)}`, then `bespoke report {out}`")
-    else:
-        typer.echo(f"Report: {publish(out)}")
+    say_report(out)
     typer.echo(f"Files:  {out}")
     for folder in outcome.failed:
         say_error(f"{folder.parent.name}, {folder.name} failed; the reason is in {folder / 'error.txt'}")

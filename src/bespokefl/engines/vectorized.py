@@ -60,6 +60,7 @@ class Vectorized:
     ) -> None:
         self.device, self.tf32 = torch.device(device), tf32
         self.lanes, self.stack, self.compile = lanes, stack, compile
+        self._cores = _cores()
         self._cache, self._steppers = GraphCache(), Steppers(self.device)
         self._budget = Budget(self.device)
         self._refused: set[Task] = set()
@@ -70,16 +71,16 @@ class Vectorized:
 
     # decisions ---------------------------------------------------------------------------------------
     def plan(self) -> dict[str, Any]:
-        return {"memory": self._budget.used_limit, "compiled": self.compile, "lanes": self.lanes or _cores()}
+        return {"memory": self._budget.used_limit, "compiled": self.compile, "lanes": self.lanes or self._cores}
 
     def adopt(self, plan: Mapping[str, Any]) -> None:
         self._budget.adopt(plan["memory"])
         self.compile = bool(plan["compiled"])
-        self.lanes = self.lanes or int(plan["lanes"])
+        self._cores = int(plan["lanes"])
 
     def layout(self, task: Task) -> Layout:
         """Lanes and stack for a model on this device."""
-        cores = self.lanes or _cores()
+        cores = self.lanes or self._cores
         if self.stack == 1:
             return Layout(cores, 1) if self.device.type == "cpu" else Layout(1, 1)
         if self.device.type != "cpu":

@@ -13,10 +13,11 @@ from bespokefl.experiment import differences
 from bespokefl.reproduce.measures import in_table_units, measure
 from bespokefl.reproduce.ordering import Ordering, compare_orderings
 from bespokefl.results.files import CONFIG, StoredRun, read_runs
-from bespokefl.results.table import BASELINE, Figure, caption
+from bespokefl.results.methods import BASELINE
+from bespokefl.results.table import Figure, caption
 from bespokefl.run import RunPlan
 
-SHARED = ("data", "model", "train", "eval")  # sections that all runs of a setting have in common
+SHARED = ("data", "model", "train", "eval", "attack", "new_clients")  # sections that all runs of a setting have in common
 
 
 @dataclass(frozen=True)

@@ -73,8 +73,8 @@ def _strip(looks: Looks, clients: int) -> Panel:
     return Panel(
         "score-of-clients",
         f"{looks.metric.capitalize()} of every client",
-        "Bar: mean of the clients. Triangle: mean of the worst 5 %. Dots: clients, spread within their row so that equal ones "
-        "do not hide each other.",
+        "Bar: mean of the clients. Triangle: mean of the worst 5 %. Dots: clients, spread within their row so that "
+        "equal ones do not hide each other.",
         alt.layer(dots, mean, worst).properties(height=STEP * len(looks.labels)),
         "clients",
         [*WHO, Column("score", looks.axis, 2), *SIZES],
