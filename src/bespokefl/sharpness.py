@@ -1,6 +1,6 @@
 """Layer-wise sharpness: which layers of a model have drifted, and the step that raises the loss most, layer by layer.
 
-LWSAM perturbs every layer l by the step of sharpness-aware minimisation times a score xi_l (Guo et al., How to Prevent
+LWSAM perturbs every layer l by the step of sharpness-aware minimisation times a score xi_l (Qu et al., How to Prevent
 the Poor Performance Clients for Personalized Federated Learning?, CVPR 2023, eq. 5). Everything here is written for one
 client: no branch on a tensor, any layer may have a score of 0.
 """

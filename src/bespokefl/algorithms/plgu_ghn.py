@@ -1,6 +1,6 @@
 """PLGU-GHN: a hypernetwork on the server writes every client's model, and is trained flat in its own weights.
 
-Guo et al., How to Prevent the Poor Performance Clients for Personalized FL?, CVPR 2023, Algorithm 4. The
+Qu et al., How to Prevent the Poor Performance Clients for Personalized FL?, CVPR 2023, Algorithm 4. The
 server sends w_i = H(v_i; phi), the clients answer with the change Delta_i of K local steps, and -Delta_i, pulled back
 through H, is the gradient of phi. It is taken twice: at phi for the perturbation (eq. 24), and at phi + epsilon for the
 step (eq. 25). A client keeps nothing: its model is H(v_i; phi).
@@ -30,7 +30,7 @@ from bespokefl.trees import Model, add, mean, zeros
 @dataclass(frozen=True)
 class PLGUGHN(HyperNetworked):
     name: ClassVar[str] = "plgu-ghn"
-    paper: ClassVar[str] = "Guo et al., How to Prevent the Poor Performance Clients for Personalized FL?, CVPR 2023"
+    paper: ClassVar[str] = "Qu et al., How to Prevent the Poor Performance Clients for Personalized FL?, CVPR 2023"
 
     rho: float = hyper(0.05, "rho: radius of the perturbation of phi, eq. (24)", low=0)
     ghn_delta: Literal["reuse", "recompute"] = hyper("reuse", "Delta_i of (25): that of (24), or of H(v; phi + eps)")

@@ -1,6 +1,6 @@
 """PLGU-GRep: a shared body made flat layer by layer, under heads that stay with their clients.
 
-Guo et al., How to Prevent the Poor Performance Clients for Personalized Federated Learning?, CVPR 2023, Algorithm 3. A
+Qu et al., How to Prevent the Poor Performance Clients for Personalized Federated Learning?, CVPR 2023, Algorithm 3. A
 client first trains its head h_i on the received body phi for K epochs; then one batch moves the body twice, by the
 gradient (eq. 11) and by the gradient at an LWSAM perturbation of where that led (eqs. 12, 13), each layer by the score
 of its first move (eq. 10). The server averages the bodies, 1/C each. A client's model is the newest body with its own
@@ -48,7 +48,7 @@ class Training(NamedTuple):
 @dataclass(frozen=True)
 class PLGUGRep(PartialSharing):
     name: ClassVar[str] = "plgu-grep"
-    paper: ClassVar[str] = "Guo et al., How to Prevent the Poor Performance Clients for Personalized FL?, CVPR 2023"
+    paper: ClassVar[str] = "Qu et al., How to Prevent the Poor Performance Clients for Personalized FL?, CVPR 2023"
 
     rho: float = hyper(0.05, "rho: radius of the perturbation, eq. (12)", low=0)
     p: float = hyper(2.0, "p: norm of the perturbation, eq. (12)", above=1)

@@ -1,6 +1,6 @@
 """PLGU-LF: the layers that drift most stay personal, and the global model is trained against layer-wise perturbations.
 
-Guo et al., How to Prevent the Poor Performance Clients for Personalized Federated Learning?, CVPR 2023, Algorithms 1
+Qu et al., How to Prevent the Poor Performance Clients for Personalized Federated Learning?, CVPR 2023, Algorithms 1
 and 2. A client scores its layers by their distance to w, keeps the D highest of its own theta_i, takes the rest from w,
 and trains two models on the same batches: theta_i by its gradient, its copy of w by the gradient at a point that LWSAM
 (eq. 5) has perturbed. The server adds the mean change of the copies, 1/C each, to w.
@@ -58,7 +58,7 @@ class Both(NamedTuple):
 @dataclass(frozen=True)
 class PLGULF(ModelAveraging, OneModel):
     name: ClassVar[str] = "plgu-lf"
-    paper: ClassVar[str] = "Guo et al., How to Prevent the Poor Performance Clients for Personalized FL?, CVPR 2023"
+    paper: ClassVar[str] = "Qu et al., How to Prevent the Poor Performance Clients for Personalized FL?, CVPR 2023"
     sends: ClassVar = {"delta": None}
 
     D: int | None = hyper(None, "D: number of personal layers, Algorithm 2; nothing: 5, at most half of them", low=0)
