@@ -140,6 +140,14 @@ class NewClientsSection(Section):
         return self.count is not None or self.share is not None
 
 
+class TrackSection(Section):
+    """Who else is told of the runs; it changes nothing in them."""
+
+    to: list[Literal["tensorboard", "mlflow"]] = []
+    mlflow_uri: str | None = None  # None: MLFLOW_TRACKING_URI, or else a database beside the results
+    experiment: str | None = None  # its name in MLflow; None: that of the output folder
+
+
 class PaperSection(Section):
     """What a paper reports, for `bespoke reproduce`."""
 
@@ -207,6 +215,7 @@ class Experiment:
     attack: AttackSection
     tune: TuneSection
     new_clients: NewClientsSection
+    track: TrackSection
     paper: PaperSection
     origin: Origin
 
@@ -231,5 +240,6 @@ SECTIONS: dict[str, type[Section]] = {
     "attack": AttackSection,
     "tune": TuneSection,
     "new_clients": NewClientsSection,
+    "track": TrackSection,
     "paper": PaperSection,
 }

@@ -21,6 +21,7 @@ from bespokefl.results.partition import partition_file, write_partition
 from bespokefl.run import Run, RunPlan
 from bespokefl.selection import choose_rule
 from bespokefl.tomlfile import dumps
+from bespokefl.tracking import TrackedRun, Tracking, make_tracking
 
 
 @dataclass
@@ -29,6 +30,7 @@ class Outcome:
 
     finished: list[Path] = field(default_factory=list)  # also those that an earlier call had finished
     failed: list[Path] = field(default_factory=list)
+    tracking: Tracking | None = None  # who was told
 
 
 @dataclass(frozen=True)
@@ -43,8 +45,10 @@ class Prepared:
 
 def run_experiment(experiment: Experiment, out: Path, *, resume: bool, reporter: Reporter) -> Outcome:
     """Run all that is not finished; a run that fails is recorded, and the others go on."""
+    with experiment.origin.located():
+        tracking = make_tracking(experiment.track, out, reporter.note)
     prepared = prepare(experiment, out, resume)
-    outcome = Outcome()
+    outcome = Outcome(tracking=tracking)
 
     def announce() -> None:
         reporter.note("stopping after this round; once more to stop at once")
@@ -56,6 +60,7 @@ def run_experiment(experiment: Experiment, out: Path, *, resume: bool, reporter:
                 plan = prepared.plans[choice.label, seed]
                 if plan.folder in prepared.finished:
                     reporter.note(f"{choice.label}, seed {seed}: finished before, skipped")
+                    tracking.catch_up(_tracked(plan))
                     outcome.finished.append(plan.folder)
                     continue
                 if data is None:
@@ -63,7 +68,8 @@ def run_experiment(experiment: Experiment, out: Path, *, resume: bool, reporter:
                     write_partition(partition_file(out, seed), data)
                 if stop.asked:
                     raise Interrupted(f"before {choice.label}, seed {seed}")
-                done = _run_one(experiment, prepared.kits[choice.label], plan, data, reporter, stop)
+                told = tracking.reporter(reporter, _tracked(plan))
+                done = _run_one(experiment, prepared.kits[choice.label], plan, data, told, stop)
                 (outcome.finished if done else outcome.failed).append(plan.folder)
     return outcome
 
@@ -107,6 +113,10 @@ def _run_one(
     if not complete:
         raise Interrupted(f"after round {federation.rounds_done} of {plan.label}, seed {plan.seed}")
     return True
+
+
+def _tracked(plan: RunPlan) -> TrackedRun:
+    return TrackedRun(plan.folder, plan.name, plan.label, plan.seed, plan.document)
 
 
 def explain(error: Exception) -> str:

@@ -35,6 +35,10 @@ Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Where th
 EngineName = Annotated[str | None, typer.Option("--engine", metavar="E", help="Same as --set engine.name=E.")]
 Device = Annotated[str | None, typer.Option("--device", metavar="D", help="Same as --set engine.device=D.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with what --out holds; skip what is finished.")]
+Track = Annotated[
+    list[str] | None,
+    typer.Option("--track", metavar="NAME", help="Also tell tensorboard or mlflow. Same as --set track.to=[NAME]."),
+]
 SeedOption = Annotated[int | None, typer.Option("--seed", metavar="N", help="Same as --set seeds=[N].")]
 
 
@@ -95,12 +99,17 @@ def read_experiment_file(
 
 
 def read_parts_file(
-    path: Path, settings: Sequence[str] | None, engine: str | None, device: str | None, seed: int | None
+    path: Path,
+    settings: Sequence[str] | None,
+    engine: str | None,
+    device: str | None,
+    seed: int | None,
+    more: Mapping[str, Any] | None = None,
 ) -> "tuple[Part, ...]":
     """The same of a file with settings, one for each."""
     from bespokefl.config_file import read_parts
 
-    return read_parts(path, given_settings(settings, engine, device, seed))
+    return read_parts(path, given_settings(settings, engine, device, seed, more))
 
 
 def given_settings(
@@ -119,11 +128,13 @@ def given_settings(
     return [*given, *((key, value) for key, value in shortcuts.items() if value is not None)]
 
 
-def say_report(out: Path) -> None:
+def say_report(out: Path) -> Path | None:
     """Writes the report of an output folder and says where it is, or what it needs."""
     from bespokefl.report.publish import missing_packages, publish
 
     if missing := missing_packages():
         typer.echo(f"Report: needs `pip install {' '.join(missing)}`, then `bespoke report {out}`")
-    else:
-        typer.echo(f"Report: {publish(out)}")
+        return None
+    report = publish(out)
+    typer.echo(f"Report: {report}")
+    return report

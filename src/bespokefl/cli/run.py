@@ -15,6 +15,7 @@ from bespokefl.cli.common import (
     Resume,
     SeedOption,
     Settings,
+    Track,
     guarded,
     make_console,
     read_parts_file,
@@ -35,12 +36,13 @@ def run(
     device: Device = None,
     resume: Resume = False,
     seed: SeedOption = None,
+    track: Track = None,
 ) -> None:
     """Run the algorithms of an experiment, and compare them."""
     path = experiment or DEMO
     folder = out or Path("runs") / path.stem
     failed = False
-    for part in read_parts_file(path, settings, engine, device, seed):
+    for part in read_parts_file(path, settings, engine, device, seed, {"track.to": track or None}):
         if part.name:
             typer.echo(f"{part.name}: {part.title}".rstrip(": "))
         failed = _run(part.experiment, folder / part.name, resume) or failed
@@ -59,7 +61,9 @@ def _run(experiment: "Experiment", out: Path, resume: bool) -> bool:
     runs = [run for run in read_runs(out) if run.folder in outcome.finished]
     if runs:
         make_console().print(rich_table(runs))
-    say_report(out)
+    report = say_report(out)
+    if outcome.tracking is not None and report is not None:
+        outcome.tracking.report(report)
     typer.echo(f"Files:  {out}")
     for folder in outcome.failed:
         say_error(f"{folder.parent.name}, {folder.name} failed; the reason is in {folder / 'error.txt'}")

@@ -17,7 +17,14 @@ from bespokefl.results.methods import BASELINE
 from bespokefl.results.table import Figure, caption
 from bespokefl.run import RunPlan
 
-SHARED = ("data", "model", "train", "eval", "attack", "new_clients")  # sections that all runs of a setting have in common
+SHARED = (
+    "data",
+    "model",
+    "train",
+    "eval",
+    "attack",
+    "new_clients",
+)  # sections that all runs of a setting have in common
 
 
 @dataclass(frozen=True)
