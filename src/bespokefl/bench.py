@@ -72,6 +72,7 @@ SETTINGS = {
     "lenet5": _as_shipped("lenet5", (3, 32, 32), 8),
     "fedpg-cnn": _as_shipped("fedpg-cnn", (3, 32, 32), 2),
     "digit-model": _as_shipped("digit-model", (3, 28, 28), 4),
+    "resnet18": _as_shipped("resnet18", (3, 32, 32), 1),
 }
 
 
