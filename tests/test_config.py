@@ -3,10 +3,13 @@
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from bespokefl.config import Experiment
 from bespokefl.config_file import parse_experiment, parse_setting, read_experiment
 from bespokefl.errors import InputError
+from bespokefl.experiment import run_experiment
+from bespokefl.progress import LineReporter
 
 
 def read(tmp_path: Path, text: str, *settings: str) -> Experiment:
@@ -82,7 +85,8 @@ def test_a_list_of_the_command_line_replaces_the_file_s_algorithm(tmp_path: Path
     ("text", "parts"),
     [
         ("algorithms = ['local']\n\n[train]\nround = 5", ["train.round = 5", "rounds", "line 4"]),
-        ("algorithms = ['local']\ntrian = 1", ["'trian'", "Did you mean train"]),
+        ("algorithms = ['local']\ntrian = 1", ["'trian'", "Did you mean train", "exp.toml, line 2"]),
+        ("algorithms = ['local']\n\n[trian]\nlr = 1", ["'trian'", "Did you mean train", "exp.toml, line 3"]),
         ("algorithms = ['local']\n[train]\nlr = 'high'", ["train.lr = 'high'", "number", "exp.toml, line 3"]),
         ("algorithms = ['local']\n[train]\nlr = 0", ["train.lr = 0", "greater than 0", "line 3"]),
         ("algorithms = ['local']\n[train]\nrounds = 0", ["train.rounds = 0", "greater than or equal to 1", "line 3"]),
@@ -93,24 +97,39 @@ def test_a_list_of_the_command_line_replaces_the_file_s_algorithm(tmp_path: Path
             ["train.participation = 1.5", "less than or equal to 1"],
         ),
         ("algorithms = ['local']\n[train]\nlr = nan", ["train.lr = nan", "finite"]),
-        ("algorithms = ['local']\ntrain = 3", ["train = 3", "[train]"]),
+        ("algorithms = ['local']\ntrain = 3", ["train = 3", "[train]", "exp.toml, line 2"]),
         ("algorithms = ['local']\n[eval]\nselect = 'best'", ["eval.select = 'best'", "'best_test'", "line 3"]),
         ("algorithms = ['local']\n[data]\npartition = 'dirichlt'", ["dirichlt", "Did you mean dirichlet?", "line 3"]),
         ("algorithms = ['local']\n[data]\nsource = 'digit'", ["data.source = 'digit'", "digits", "line 3"]),
         ("algorithms = ['local']\n[data]\nlabels_per_client = 2", ["data.labels_per_client = 2", "alpha", "line 3"]),
         ("algorithms = ['local']\n[model]\nhiden = [3]", ["model.hiden = [3]", "Did you mean hidden?", "line 3"]),
         ("algorithms = ['loca']", ["algorithm.name = 'loca'", "Did you mean local?", "line 1"]),
-        ("\nalgorithms = [3]", ["algorithms", "3", "name"]),
+        ("\nalgorithms = [3]", ["algorithms.0 = 3", "name", "exp.toml, line 2"]),
+        ("algorithms = [\n'local',\n['ditto'],\n]", ["algorithms.1 = ['ditto']", "exp.toml, line 3"]),
+        ("algorithms = [\n'local',\n{lam = 1},\n]", ["algorithms.1 = {'lam': 1}", "exp.toml, line 3"]),
+        ("algorithms = [\n'local',\n# {name = 'x'}\n'dito',\n]", ["'dito'", "Did you mean ditto", "exp.toml, line 4"]),
+        ("algorithms = [\n'local',\n'nowhere:X']", ["'nowhere:X' cannot be imported", "exp.toml, line 3"]),
+        ("[[algorithms]]\nname = 'local'\n[[algorithms]]\nname = 'dito'", ["'dito'", "exp.toml, line 4"]),
+        ("[algorithm]\n\nname = 'dito'", ["'dito'", "exp.toml, line 3"]),
+        ("algorithms = 'local'", ["algorithms = 'local'", "exp.toml, line 1"]),
         ("algorithms = []", ["algorithms = []"]),
-        ("seeds = [0]", ["algorithms is missing"]),
+        ("seeds = [0]", ["algorithms is missing", "(", "exp.toml)"]),
         ("algorithms = ['local']\nseeds = []", ["seeds = []", "line 2"]),
         ("algorithms = ['local']\nseeds = [1, 1]", ["seeds = [1, 1]", "different"]),
         ("algorithms = ['local']\nseeds = [-1]", ["seeds = [-1]"]),
-        ("algorithms = ['local', 'local']", ["'local' twice", "label"]),
-        ("algorithms = [{name = 'local', label = '../x'}]", ["algorithm.label = '../x'", "folder"]),
+        ("algorithms = [\n'local',\n'Local:Local', 'local']", ["'Local:Local' cannot be imported", "line 3"]),
+        ("algorithms = [\n'local',\n'local']", ["algorithm.label = 'local' stands twice", "exp.toml, line 3"]),
+        ("algorithms = [\n{name = 'local', label = '../x'}]", ["algorithm.label = '../x'", "folder", "line 2"]),
         ("algorithms = ['local']\n[algorithm]\nname = 'ditto'", ["algorithm.name = 'ditto'", "keep one", "line 3"]),
         ("algorithms = ['local', 'fedavg']\n[algorithm]\nmuu = 1.0", ["algorithm.muu = 1.0", "line 3"]),
         ("algorithms = ['local'\n[train]", ["not valid TOML", "line 2"]),
+        ("algorithms = ['local']\n[train]\nlr = = 1", ["exp.toml is not valid TOML", "line 3, column 6"]),
+        ("algorithms = ['local']\n[train]\nlr = 1\nlr = 2", ["exp.toml is not valid TOML", "line 4"]),
+        ('algorithms = [\'local\']\n[paper]\ntitle = """\n[train]\nlrr = 1\n"""\n[train]\nlrr = 2', ["line 8"]),
+        ("algorithms = ['local']\r\n[train]\r\nlrr = 2", ["train.lrr = 2", "exp.toml, line 3"]),
+        ("algorithms = ['local']\ntrain = {lr = 1, lrr = 2}", ["train.lrr = 2", "exp.toml, line 2"]),
+        ("algorithms = ['local']\n\ntrain.lrr = 2", ["train.lrr = 2", "exp.toml, line 3"]),
+        ("algorithms = ['local']\n[track]\nto = ['wandb']", ["track.to = ['wandb']", "'mlflow'", "line 3"]),
     ],
 )
 def test_messages(tmp_path: Path, text: str, parts: list[str]) -> None:
@@ -118,6 +137,37 @@ def test_messages(tmp_path: Path, text: str, parts: list[str]) -> None:
         read(tmp_path, text)
     for part in parts:
         assert part in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("algorithms = ['local',\n{name = 'ditto', lamm = 1}]", ["algorithm.lamm = 1", "Did you mean lam", "line 2"]),
+        ("algorithms = ['local',\n{name = 'ditto', lam = -1}]", ["algorithm.lam = -1", "at least 0", "line 2"]),
+        ("[[algorithms]]\nname = 'ditto'\nlam = 'high'", ["algorithm.lam = 'high'", "a number", "line 3"]),
+        ("algorithms = ['local',\n{name = 'plgu-lf', D = 99}]", ["algorithm.D = 99", "from 0 to 3", "line 2"]),
+        ("algorithms = ['local',\n'fedrep']\n[model]\nname = 'linear'", ["algorithm.name = 'fedrep'", "line 2"]),
+        ("algorithms = ['local']\n[model]\nname = 'mlpp'", ["model.name", "mlpp", "Did you mean mlp", "line 3"]),
+        ("algorithms = ['local']\n[model]\nname = 'nowhere:net'", ["nowhere", "line 3"]),
+        ("algorithms = ['local']\n[model]\nhead = 'nix'", ["model.head = 'nix'", "line 3"]),
+        ("algorithms = ['local']\n[model]\nhidden = 'wide'", ["model.hidden", "'wide'", "line 3"]),
+        ("algorithms = ['local']\n[data]\nalpha = 'x'", ["data.alpha = 'x'", "number", "line 3"]),
+        ("algorithms = ['local']\n[data]\nnormalize = 'unitt'", ["data.normalize = 'unitt'", "unit", "line 3"]),
+        ("algorithms = ['local']\n[data]\nclients = 5000", ["data.clients = 5000", "1 to 898", "line 3"]),
+        ("algorithms = ['local']\n[engine]\nname = 'steam'", ["engine.name = 'steam'", "line 3"]),
+        ("algorithms = ['local']\n[engine]\ndevice = 'abacus'", ["engine.device = 'abacus'", "line 3"]),
+        ("algorithms = ['local']\n[eval]\nselect = 'val'", ["eval.select = 'val'", "data.val", "line 3"]),
+        ("algorithms = ['local']\n[new_clients]\ncount = 99", ["new_clients.count = 99", "line 3"]),
+    ],
+)
+def test_messages_of_what_only_data_and_model_show(tmp_path: Path, text: str, parts: list[str]) -> None:
+    """Before any round, and before any folder is made."""
+    experiment = read(tmp_path, text)
+    with pytest.raises(InputError) as error:
+        run_experiment(experiment, tmp_path / "out", resume=False, reporter=LineReporter(Console(quiet=True)))
+    for part in ("exp.toml", *parts):
+        assert part in str(error.value)
+    assert not (tmp_path / "out").exists()
 
 
 def test_messages_say_when_the_command_line_is_to_blame(tmp_path: Path) -> None:

@@ -66,10 +66,14 @@ def test_values_of_the_command_line(text: str, value: object) -> None:
 def test_lines_of_keys() -> None:
     text = """seeds = [0]
 algorithms = [
-  "local",
-  {name = "ditto", lam = 1.0},
-  {name = "fedprox",
-   mu = 0.1},
+  "local",  # {name = "in a comment", lam = 0}
+  {name = "ditto", lam = 1.0, label = "a{b = 1}"},
+  {name = "fedprox", nested = [[1,
+    2], ["x", {deep = 3}]]},
+  '''
+lam = 7
+[data]
+''', 'fedavg',
 ]
 
 [data]   # a comment
@@ -86,14 +90,46 @@ b = 2
     expected = {
         "seeds": 1,
         "algorithms": 2,
-        "algorithms.0.lam": 4,
-        "algorithms.1.name": 5,
-        "data": 9,
-        "data.alpha": 10,
-        "data.quoted.x": 11,
-        "data.grid.train.lr": 12,
-        "data.grid.algorithm.mu": 12,
-        "things.0.a": 15,
-        "things.1.b": 17,
+        "algorithms.0": 3,
+        "algorithms.1": 4,
+        "algorithms.1.lam": 4,
+        "algorithms.2.name": 5,
+        "algorithms.2.nested.0.1": 6,
+        "algorithms.2.nested.1.1.deep": 6,
+        "algorithms.3": 7,
+        "algorithms.4": 10,
+        "data": 13,
+        "data.alpha": 14,
+        "data.quoted.x": 15,
+        "data.grid.train.lr": 16,
+        "data.grid.algorithm.mu": 16,
+        "data.grid.algorithm.mu.low": 16,
+        "things": 18,
+        "things.0.a": 19,
+        "things.1": 20,
+        "things.1.b": 21,
     }
     assert {key: lines.get(key) for key in expected} == expected
+    assert not {"lam", "data.lam", "algorithms.5"} & set(lines)
+
+
+_names = st.from_regex(r"[a-z][a-z0-9_-]{0,4}", fullmatch=True)
+_plain_tables = st.recursive(
+    st.dictionaries(_names, _values, max_size=4), lambda inner: st.dictionaries(_names, _values | inner, max_size=3)
+)
+
+
+@given(_plain_tables)
+def test_lines_of_whatever_is_written(document: dict[str, Any]) -> None:
+    """The writer puts a key on each line, whatever quotes, braces and hashes are in its values."""
+    text, table, expected = dumps(document), "", {}
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.startswith("["):
+            table = line.strip("[]") + "."
+            expected[table[:-1]] = number
+        elif line:
+            expected[table + line.partition(" = ")[0]] = number
+    found = key_lines(text)
+    assert {key: found.get(key) for key in expected} == expected
+    tops = {key for key in found if not any(part.isdecimal() for part in key.split("."))}
+    assert tops == set(expected)

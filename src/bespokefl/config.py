@@ -186,17 +186,26 @@ class Origin:
             place = self._place(str(error), algorithm)
             raise (type(error)(f"{error} ({place})") if place else error) from error.__cause__
 
+    def at(self, key: str, error: InputError) -> InputError:
+        """The error with the place of a key, or only the file where the key is in none of its lines."""
+        place = self._place_of(key) or self.file
+        return InputError(f"{error} ({place})") if place else error
+
     def _place(self, message: str, algorithm: str) -> str | None:
         for token in re.findall(r"[A-Za-z_][\w-]*(?:\.[\w+-]+)*", message):
             if "." not in token and token not in ("seeds", "algorithms"):
                 continue
-            if token in self.from_command:
-                return "from the command line"
             at_entry = re.sub(r"^algorithm(?=\.)", algorithm, token)
-            for key in (at_entry, token, at_entry.removesuffix(".name")):
-                if key in self.lines:
-                    return f"{self.file}, line {self.lines[key]}"
+            method = [algorithm] if at_entry != token else []  # where its key is not in the file
+            keys = [token] if token in self.from_command else [at_entry, token, *method]
+            if place := next(filter(None, map(self._place_of, keys)), None):
+                return place
         return None
+
+    def _place_of(self, key: str) -> str | None:
+        if key in self.from_command:
+            return "from the command line"
+        return f"{self.file}, line {self.lines[key]}" if key in self.lines else None
 
 
 @dataclass(frozen=True)

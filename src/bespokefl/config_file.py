@@ -3,7 +3,6 @@
 Every message names the key, the value seen and what is allowed; where the value came from a file, its line is added.
 """
 
-import itertools
 import os
 import re
 import tomllib
@@ -46,7 +45,8 @@ def _read(path: Path, settings: Sequence[Setting]) -> tuple[Document, Sequence[S
     try:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise InputError(f"{path} is not valid TOML: {error}.") from None
+        place = str(error).replace("at end of document", f"at line {len(text.splitlines())}, the end")
+        raise InputError(f"{path} is not valid TOML: {place}.") from None
     return document, settings, Origin(str(path), key_lines(text))
 
 
@@ -120,11 +120,12 @@ def _parse(document: Document, settings: Sequence[Setting], origin: Origin) -> E
     """The experiment of a document without parts."""
     with origin.located():
         document = with_settings(document, settings)
-        for key, value in document.items():
-            if key not in _TOP_KEYS:
-                raise unknown_name("key", key, [*_TOP_KEYS, SETTING, SMALL])
-            if (key in SECTIONS or key == "algorithm") and not isinstance(value, Mapping):
-                raise InputError(f"{key} = {value!r} should be a table: [{key}] with one line per key.")
+    for key, value in document.items():
+        if key not in _TOP_KEYS:
+            raise origin.at(key, unknown_name("key", key, [*_TOP_KEYS, SETTING, SMALL]))
+        if (key in SECTIONS or key == "algorithm") and not isinstance(value, Mapping):
+            raise origin.at(key, InputError(f"{key} = {value!r} should be a table: [{key}] with one line per key."))
+    with origin.located():
         sections = {name: _section(name, kind, document.get(name, {})) for name, kind in SECTIONS.items()}
         seeds = _seeds(document.get("seeds", [0]))
     return Experiment(_algorithms(document, origin), seeds, **sections, origin=origin)  # type: ignore[arg-type]
@@ -192,21 +193,21 @@ def _algorithms(document: Mapping[str, Any], origin: Origin) -> tuple[AlgorithmC
     with origin.located():
         if "algorithms" not in document:
             if "name" not in table:
-                raise InputError("algorithms is missing: list some, such as algorithms = ['local', 'fedavg'].")
+                missing = InputError("algorithms is missing: list some, such as algorithms = ['local', 'fedavg'].")
+                raise origin.at("algorithms", missing)
             return (_choice(table, "algorithm"),)
         listed = document["algorithms"]
         if not isinstance(listed, list) or not listed:
             raise InputError(f"algorithms = {listed!r}: should be a list of names or of tables with a name.")
         if "name" in table:
             raise InputError(f"algorithm.name = {table['name']!r} stands beside algorithms; keep one of the two.")
-    choices = []
-    tables = itertools.count()
-    for entry in listed:
-        key = "algorithms" if isinstance(entry, str) else f"algorithms.{next(tables)}"  # as `key_lines` counts them
+    choices: list[AlgorithmChoice] = []
+    for number, entry in enumerate(listed):
+        key = f"algorithms.{number}"  # as `key_lines` counts them
         with origin.located(key):
             choices.append(_choice({"name": entry} if isinstance(entry, str) else entry, key))
+            _check_label(choices[-1], choices[:-1])
     with origin.located():
-        _check_labels(choices)
         for hyper, value in table.items():
             choices = _spread(choices, hyper, value, wins=f"algorithm.{hyper}" in origin.from_command)
     return tuple(choices)
@@ -225,15 +226,12 @@ def _choice(entry: object, key: str) -> AlgorithmChoice:
     return AlgorithmChoice(name=entry["name"], label=label, hyper=hyper, key=key)
 
 
-def _check_labels(choices: Sequence[AlgorithmChoice]) -> None:
-    seen: set[str] = set()
-    for choice in choices:
-        if choice.label.lower() in seen:  # some file systems do not tell the cases apart
-            raise InputError(
-                f"algorithms holds the label {choice.label!r} twice, and each needs a folder of its own: "
-                f"write {{name = {choice.name!r}, label = 'another-name', ...}}."
-            )
-        seen.add(choice.label.lower())
+def _check_label(choice: AlgorithmChoice, before: Sequence[AlgorithmChoice]) -> None:
+    if choice.label.lower() in {other.label.lower() for other in before}:  # some file systems do not tell cases apart
+        raise InputError(
+            f"algorithm.label = {choice.label!r} stands twice in algorithms, and each needs a folder of its own: "
+            f"write {{name = {choice.name!r}, label = 'another-name', ...}}."
+        )
 
 
 def _spread(choices: Sequence[AlgorithmChoice], hyper: str, value: Any, *, wins: bool) -> list[AlgorithmChoice]:

@@ -3,15 +3,22 @@
 import json
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
-_KEY = r"""(?:[A-Za-z0-9_-]+|"[^"\n]*"|'[^'\n]*')"""
-_DOTTED = rf"{_KEY}(?:\s*\.\s*{_KEY})*"
-_HEADER = re.compile(rf"\s*(\[\[?)\s*({_DOTTED})\s*\]\]?")
-_ASSIGNMENT = re.compile(rf"\s*({_DOTTED})\s*=")
-_INLINE_NAME = re.compile(rf"[{{,]\s*({_DOTTED})\s*=")
+_KEY = r"""(?:[A-Za-z0-9_-]+|"(?:[^"\\\n]|\\.)*"|'[^'\n]*')"""
+_DOTTED = re.compile(rf"{_KEY}(?:[ \t]*\.[ \t]*{_KEY})*")
+_BLANKS_AND_LINES = re.compile(r"(?:\s|#[^\n]*)+")
+_EQUALS = re.compile(r"[ \t]*=[ \t]*")
+_CLOSING = re.compile(r"[ \t]*\]+")
+_STRINGS = (
+    r'"""(?:[^\\]|\\.)*?"""+',
+    r"'''.*?'''+",
+    r'"(?:[^"\\\n]|\\.)*"',
+    r"'[^'\n]*'",
+)
+_PLAIN_VALUE = re.compile(rf"{'|'.join(_STRINGS)}|[^,\]}}#\n]+", re.DOTALL)
 
 
 def dumps(document: Mapping[str, Any]) -> str:
@@ -55,36 +62,11 @@ def _value(value: Any) -> str:
 
 
 def key_lines(text: str) -> dict[str, int]:
-    """The line (from 1) where each dotted key is set; entries of arrays are numbered, as in ``algorithms.0.mu``.
+    """The line (from 1) where each dotted key of a valid document is set; entries of arrays are numbered from 0.
 
-    Reads line by line, which is enough to point a reader at a key: it never decides what a document means.
+    ``algorithms.1`` is the second entry, ``algorithms.1.mu`` a key of it.
     """
-    lines: dict[str, int] = {}
-    table = array = ""
-    in_array = True
-    items: dict[str, int] = {}
-    for number, line in enumerate(text.splitlines(), start=1):
-        if header := _HEADER.match(line):
-            table = _plain(header[2])
-            if header[1] == "[[":
-                items[table] = items.get(table, -1) + 1
-                table = f"{table}.{items[table]}"
-            else:
-                table = _numbered(table, items)
-            lines.setdefault(table, number)
-            array = ""
-            continue
-        if assignment := _ASSIGNMENT.match(line):
-            key = _plain(assignment[1])
-            array = f"{table}.{key}" if table else key
-            lines.setdefault(array, number)
-            line = line[assignment.end() :]
-            in_array = not line.lstrip().startswith("{")
-        if array and in_array:
-            _note_inline_tables(line, number, array, items, lines)
-        elif array:
-            _note_names(line, number, array, lines)
-    return lines
+    return _Scanner(text).lines
 
 
 def _numbered(table: str, items: Mapping[str, int]) -> str:
@@ -93,16 +75,74 @@ def _numbered(table: str, items: Mapping[str, int]) -> str:
     return table if above is None else f"{above}.{items[above]}{table.removeprefix(above)}"
 
 
-def _note_inline_tables(line: str, number: int, array: str, items: dict[str, int], lines: dict[str, int]) -> None:
-    """Inline tables in an array that may go over several lines."""
-    for piece in re.split(r"(?=\{)", line)[1:]:
-        items[array] = items.get(array, -1) + 1
-        _note_names(piece, number, f"{array}.{items[array]}", lines)
+class _Scanner:
+    """Finds keys and entries, and passes over values; `tomllib` says what they mean."""
 
+    def __init__(self, text: str) -> None:
+        self._text, self._at = text, 0
+        self.lines: dict[str, int] = {}
+        tables: dict[str, int] = {}  # entries so far of each array of tables
+        table = ""
+        while self._skip(_BLANKS_AND_LINES):
+            if self._text[self._at] == "[":
+                array = self._text.startswith("[[", self._at)
+                self._at += 2 if array else 1
+                line, table = self._line, _numbered(self._key(), tables)
+                if array:
+                    tables[table] = tables.get(table, -1) + 1
+                    self.lines.setdefault(table, line)
+                    table = f"{table}.{tables[table]}"
+                self.lines.setdefault(table, line)
+                self._skip(_CLOSING)
+            else:
+                self._assignment(table)
 
-def _note_names(text: str, number: int, table: str, lines: dict[str, int]) -> None:
-    for name in _INLINE_NAME.findall(text):
-        lines.setdefault(f"{table}.{_plain(name)}", number)
+    @property
+    def _line(self) -> int:
+        return self._text.count("\n", 0, self._at) + 1
+
+    def _skip(self, pattern: re.Pattern[str]) -> bool:
+        """Go behind what the pattern matches here; whether anything is left."""
+        match = pattern.match(self._text, self._at)
+        self._at = match.end() if match else self._at
+        return self._at < len(self._text)
+
+    def _key(self) -> str:
+        self._skip(_BLANKS_AND_LINES)
+        match = _DOTTED.match(self._text, self._at)
+        self._at = match.end() if match else len(self._text)
+        return _plain(match[0]) if match else ""
+
+    def _assignment(self, table: str) -> None:
+        self._skip(_BLANKS_AND_LINES)
+        line, key = self._line, self._key()
+        name = f"{table}.{key}" if table else key
+        self.lines.setdefault(name, line)
+        self._skip(_EQUALS)
+        self._value(name)
+
+    def _value(self, name: str) -> None:
+        if self._text.startswith("[", self._at):
+            self._entries("]", lambda number: self._entry(f"{name}.{number}"))
+        elif self._text.startswith("{", self._at):
+            self._entries("}", lambda _: self._assignment(name))
+        else:
+            self._skip(_PLAIN_VALUE)
+
+    def _entry(self, name: str) -> None:
+        self.lines.setdefault(name, self._line)
+        self._value(name)
+
+    def _entries(self, closing: str, read: Callable[[int], None]) -> None:
+        self._at += 1
+        number = 0
+        while self._skip(_BLANKS_AND_LINES) and self._text[self._at] != closing:
+            if self._text[self._at] == ",":
+                self._at += 1
+                continue
+            read(number)
+            number += 1
+        self._at += 1
 
 
 def _plain(dotted: str) -> str:
