@@ -9,7 +9,7 @@ from torch.func import grad, vmap
 from torch.nn import functional as F
 
 from bespokefl import convolution
-from bespokefl.convolution import FEW_CHANNELS, Geometry, convolve
+from bespokefl.convolution import FEW_CHANNELS, VERY_FEW_CHANNELS, Geometry, convolve
 from bespokefl.modules import StackableConv2d, stacked_clients, with_stand_ins
 
 CLIENTS, BATCH, OUT = 3, 4, 5
@@ -19,7 +19,8 @@ GEOMETRIES = [
     Geometry((1, 3), (1, 2), (0, 2)),
     Geometry((1, 1), (1, 1), (0, 0)),
 ]
-CHANNELS = [3, FEW_CHANNELS + 1]  # patches as rows, and one grouped convolution
+# Patches as rows; that or one grouped convolution, depending on whether a gradient is wanted; always the latter.
+CHANNELS = [3, VERY_FEW_CHANNELS + 1, FEW_CHANNELS + 1]
 Convolution = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -67,6 +68,10 @@ def test_stacked_equals_client_by_client(channels: int, geometry: Geometry) -> N
     ours, torchs = both(geometry)
     assert_same(vmap(ours)(x, w), one_by_one(torchs, x, w))
     assert_same(vmap(grad(cubes(ours), (0, 1)))(x, w), one_by_one(grad(cubes(torchs), (0, 1)), x, w))
+    undifferentiated, _ = both(geometry._replace(differentiated=False))
+    assert_same(vmap(undifferentiated)(x, w), one_by_one(torchs, x, w))
+    by_sample = x.movedim(0, 1).contiguous().movedim(1, 0)  # as a convolution over shared data leaves it
+    assert_same(vmap(undifferentiated)(by_sample, w), one_by_one(torchs, x, w))
 
 
 @pytest.mark.parametrize("channels", CHANNELS)

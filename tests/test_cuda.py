@@ -35,7 +35,7 @@ class Net(nn.Module):
         return out
 
 
-def federate(name: str, engine: Engine, dtype: torch.dtype = torch.float64, **task: Any) -> Federation:
+def federate(name: str, engine: Engine, dtype: torch.dtype = torch.float64, rounds: int = 2, **task: Any) -> Federation:
     rng = np.random.default_rng(0)
     data = FederatedData.from_arrays(
         [
@@ -49,8 +49,8 @@ def federate(name: str, engine: Engine, dtype: torch.dtype = torch.float64, **ta
     torch.manual_seed(1)
     algorithm = build_algorithm(name, {"lr": 0.05, "momentum": 0.9, "local_epochs": 2, "batch_size": 8})
     federation = Federation(Task(Net(), dtype=dtype, **task), data, algorithm, engine=engine, clients_per_round=5)
-    federation.round()
-    federation.round()
+    for _ in range(rounds):
+        federation.round()
     return federation
 
 
@@ -70,9 +70,9 @@ def test_gpu_equals_cpu(name: str) -> None:
 
 @every_algorithm
 def test_captured_steps_are_bit_equal(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    eager = federate(name, Vectorized("cuda"))
+    eager = federate(name, Vectorized("cuda"), rounds=5)
     monkeypatch.setattr(steppers, "CALLS_BEFORE_CAPTURE", 1)
-    captured = federate(name, engine := Vectorized("cuda"))
+    captured = federate(name, engine := Vectorized("cuda"), rounds=5)
     assert torch.equal(weights(captured), weights(eager))
     assert engine._steppers.release(), "nothing was captured"
 

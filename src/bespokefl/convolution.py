@@ -2,7 +2,8 @@
 
 ``vmap`` turns a stack of convolutions into one grouped convolution. For few input channels that is slow on a GPU: its
 groups are too thin for the hardware. There the patches are laid out as rows (im2col) and all clients' products are one
-batched matrix product; with many channels the grouped convolution stays, in the channels-last layout.
+batched matrix product; with many channels the grouped convolution stays, in the channels-last layout. In between it
+depends: the layout pays where a gradient of the weights is wanted, too, which takes the same rows.
 
 A convolution is bilinear, so its derivatives and theirs are three functions that call each other: the result from
 (input, weight), the input's gradient from (result's gradient, weight), the weight's from (input, result's gradient).
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-FEW_CHANNELS = 64  # below it, patches as rows
+VERY_FEW_CHANNELS, FEW_CHANNELS = 16, 64  # below: patches as rows in any case; where they serve a gradient, too
 SPLIT_ROWS = 4096  # of the sum over patches in a weight's gradient: a client's few outputs leave most of a GPU idle
 
 Pair = tuple[int, ...]  # height, width
@@ -27,6 +28,7 @@ class Geometry(NamedTuple):
     kernel: Pair
     stride: Pair
     padding: Pair
+    differentiated: bool = True  # whether a gradient of the weights will be asked for
 
     def output(self, size: Sequence[int]) -> Pair:
         """Height and width of the result for an input of ``size``."""
@@ -159,8 +161,8 @@ def _backward(grad: Tensor, x: Tensor, w: Tensor, geometry: Geometry, groups: in
 # many clients, on a leading axis ----------------------------------------------------------------------
 def stacked(x: Tensor, w: Tensor, geometry: Geometry) -> Tensor:
     """(N, B, C, H, W) with (N, O, C, kh, kw) gives (N, B, O, H', W')."""
-    n, b = x.shape[:2]
-    if x.shape[2] >= FEW_CHANNELS:
+    n, b, channels = x.shape[:3]
+    if channels >= (FEW_CHANNELS if geometry.differentiated else VERY_FEW_CHANNELS):
         return _ungrouped(_plain(_grouped(x), _grouped_weight(w), geometry, n), n)
     product = _patches(x, geometry) @ w.permute(0, 3, 4, 2, 1).flatten(1, 3)
     return torch.unflatten(product, 1, (b, *geometry.output(x.shape[-2:]))).movedim(-1, 2)
@@ -186,7 +188,7 @@ def stacked_weight_grad(x: Tensor, grad: Tensor, geometry: Geometry) -> Tensor:
 
 def _patches(x: Tensor, geometry: Geometry) -> Tensor:
     """A row per position of the result, (N, B H' W', kh kw C), the channels of a pixel side by side."""
-    (kh, kw), (sh, sw), (ph, pw) = geometry
+    (kh, kw), (sh, sw), (ph, pw) = geometry[:3]
     x = x.movedim(2, -1)
     if ph or pw:
         x = F.pad(x, (0, 0, pw, pw, ph, ph))
@@ -194,7 +196,9 @@ def _patches(x: Tensor, geometry: Geometry) -> Tensor:
 
 
 def _grouped(x: Tensor) -> Tensor:
-    """(N, B, C, H, W) as (B, N C, H, W), channels last."""
+    """(N, B, C, H, W) as (B, N C, H, W): as it lies in memory, if it does, else channels last."""
+    if (by_sample := x.movedim(0, 1)).is_contiguous():
+        return by_sample.flatten(1, 2)
     return x.permute(1, 3, 4, 0, 2).flatten(3, 4).movedim(3, 1)
 
 

@@ -72,8 +72,12 @@ class PlainGroupNorm(nn.GroupNorm):
     """GroupNorm from elementary operations: the fused one asks for a memory layout, which vmap cannot tell."""
 
     def forward(self, x: Tensor) -> Tensor:
-        groups = x.reshape(x.shape[0], self.num_groups, -1)
-        variance, mean = torch.var_mean(groups, -1, correction=0, keepdim=True)
+        if _CLIENTS_ARE_STACKED.get():  # in the layout that it comes in: a copy of a stack costs more than it gains
+            groups = torch.unflatten(x, 1, (self.num_groups, -1))
+        else:
+            groups = x.reshape(x.shape[0], self.num_groups, -1)
+        within = tuple(range(2, groups.ndim))
+        variance, mean = torch.var_mean(groups, within, correction=0, keepdim=True)
         out = ((groups - mean) * (variance + self.eps).rsqrt()).reshape(x.shape)
         if not self.affine:
             return out
@@ -100,7 +104,7 @@ class StackableConv2d(nn.Conv2d):
         padding = self.padding
         if isinstance(padding, str):  # "same" has an odd kernel: `can_replace` sees to it
             padding = tuple(k // 2 if padding == "same" else 0 for k in self.kernel_size)
-        return Geometry(self.kernel_size, self.stride, padding)
+        return Geometry(self.kernel_size, self.stride, padding, _DIFFERENTIATED.get())
 
     @staticmethod
     def can_replace(conv: nn.Conv2d) -> bool:
@@ -109,16 +113,26 @@ class StackableConv2d(nn.Conv2d):
 
 
 _CLIENTS_ARE_STACKED = ContextVar("clients_are_stacked", default=False)
+_DIFFERENTIATED = ContextVar("differentiated", default=False)
 
 
 @contextlib.contextmanager
-def stacked_clients() -> Iterator[None]:
-    """Where modules are called under ``vmap`` over clients."""
-    token = _CLIENTS_ARE_STACKED.set(True)
+def _true(variable: ContextVar[bool]) -> Iterator[None]:
+    token = variable.set(True)
     try:
         yield
     finally:
-        _CLIENTS_ARE_STACKED.reset(token)
+        variable.reset(token)
+
+
+def stacked_clients() -> contextlib.AbstractContextManager[None]:
+    """Where modules are called under ``vmap`` over clients."""
+    return _true(_CLIENTS_ARE_STACKED)
+
+
+def differentiated() -> contextlib.AbstractContextManager[None]:
+    """Where modules are called to be differentiated."""
+    return _true(_DIFFERENTIATED)
 
 
 class KeyedDropout(nn.Module):

@@ -17,7 +17,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 
 from bespokefl.errors import InputError
 from bespokefl.losses import CLASSIFYING, LOSSES, PerSample
-from bespokefl.modules import KeyedDropout, MaskedBatchNorm, with_stand_ins
+from bespokefl.modules import KeyedDropout, MaskedBatchNorm, differentiated, with_stand_ins
 from bespokefl.trees import Model, pick
 
 Objective = Callable[[Model, Tensor, Tensor], Tensor]  # (x, outputs, h) -> what is minimised on a batch
@@ -201,7 +201,8 @@ class Task:
 
         def value(p: Model) -> tuple[Tensor, tuple[Model, Tensor, Tensor]]:
             moved = {**x, **p}
-            out, h, buffers = self.apply(moved, batch, train=train, at=at)
+            with differentiated():
+                out, h, buffers = self.apply(moved, batch, train=train, at=at)
             loss = batch.mean(self.per_sample(out, batch.y)) if objective is None else objective(moved, out, h)
             return loss, (buffers, h, out)
 
