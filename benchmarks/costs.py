@@ -56,6 +56,7 @@ class Race(NamedTuple):
     samples: int  # per client
     rounds: int  # of a turn
     device: str
+    counts_passes: bool  # on a CPU, client by client: minutes for large models
 
 
 class Costs(NamedTuple):
@@ -133,7 +134,7 @@ def _compete(name: str, race: Race, line: Connection) -> None:
                 "down": records[-1].bytes_down / sent,
                 "up": records[-1].bytes_up / sent,
                 "kept": kept,
-                "passes": _passes(algorithm, race),
+                "passes": _passes(algorithm, race) if race.counts_passes else float("nan"),
             }
         )
     except EOFError:  # nobody asks any more: another method has failed
@@ -194,6 +195,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=20, help="all of them in every round")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--repeats", type=int, default=5, help="turns of each method")
+    parser.add_argument("--no-passes", action="store_true", help="do not count gradient passes")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     given = parser.parse_args()
     try:
@@ -208,7 +210,7 @@ def main() -> None:
         parser.error("--rounds, --clients and --repeats are each at least 1")
     steps = SETTINGS[given.model].cpu_steps if device.type == "cpu" else GPU_STEPS
     samples = max(1, steps // EPOCHS) * BATCH
-    race = Race(given.model, given.clients, samples, given.rounds, str(device))
+    race = Race(given.model, given.clients, samples, given.rounds, str(device), not given.no_passes)
     costs = measure(methods, race, given.repeats)
     if given.json:
         print(json.dumps({"torch": torch.__version__, **race._asdict(), "methods": [c._asdict() for c in costs]}))
