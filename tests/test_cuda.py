@@ -35,7 +35,10 @@ class Net(nn.Module):
         return out
 
 
-def federate(name: str, engine: Engine, dtype: torch.dtype = torch.float64, rounds: int = 2, **task: Any) -> Federation:
+def federate(
+    name: str, engine: Engine, dtype: torch.dtype = torch.float64, rounds: int = 2, fixed: bool = False, **task: Any
+) -> Federation:
+    """After some rounds of five clients, always the same ones if ``fixed``."""
     rng = np.random.default_rng(0)
     data = FederatedData.from_arrays(
         [
