@@ -1,6 +1,7 @@
 """From a configuration to the objects that run it, and back: the resolved configuration of one run."""
 
 import os
+import threading
 from collections.abc import Mapping
 from dataclasses import asdict, fields
 from typing import Any, NamedTuple
@@ -23,6 +24,9 @@ from bespokefl.task import Task
 OF_THE_RUN = frozenset({"rounds", "participation", "loss"})  # keys of [train] that algorithms are not told
 
 
+_torchs_random_state = threading.Lock()  # there is one for all threads, and seeds may run side by side
+
+
 def load_data(experiment: Experiment, seed: int) -> FederatedData:
     """The clients' data of a run; the partition is drawn by data.seed where it is set, else by the run's seed."""
     section = experiment.data
@@ -40,7 +44,7 @@ def data_seed(experiment: Experiment, seed: int) -> int:
 
 def make_module(experiment: Experiment, seed: int, data: FederatedData) -> torch.nn.Module:
     """The initial network, the same for every algorithm of a seed; torch's own random state is left as it was."""
-    with torch.random.fork_rng(devices=[]):
+    with _torchs_random_state, torch.random.fork_rng(devices=[]):
         torch.manual_seed(derived_seed(seed, "init"))
         section = experiment.model
         _check_answers(section.name, data)
@@ -75,7 +79,7 @@ def chosen_loss(experiment: Experiment, data: FederatedData) -> str:
 
 
 def make_engine(experiment: Experiment) -> Engine:
-    section = experiment.engine.model_dump(exclude={"precision"})
+    section = experiment.engine.model_dump(exclude={"precision", "together"})
     return build_engine(section.pop("name"), section.pop("device"), **section)
 
 

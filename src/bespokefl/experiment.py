@@ -5,7 +5,8 @@ All that can be checked is checked before the first round. Data are loaded once 
 
 import tomllib
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,10 @@ from typing import Any
 from bespokefl import assembly
 from bespokefl.config import AlgorithmChoice, Experiment
 from bespokefl.data import FederatedData
+from bespokefl.engines.together import Together
 from bespokefl.errors import InputError, RunError
 from bespokefl.interrupts import Interrupted, StopRequest, stop_on_signals
-from bespokefl.progress import Reporter
+from bespokefl.progress import Reporter, SideBySide
 from bespokefl.results import files
 from bespokefl.results.partition import partition_file, write_partition
 from bespokefl.run import Run, RunPlan
@@ -54,24 +56,65 @@ def run_experiment(experiment: Experiment, out: Path, *, resume: bool, reporter:
         reporter.note("stopping after this round; once more to stop at once")
 
     with stop_on_signals(announce) as stop:
-        for seed in experiment.seeds:
-            data = None
+        for seeds in _at_once(experiment, prepared):
+            data: dict[int, FederatedData] = {}
             for choice in experiment.algorithms:
-                plan = prepared.plans[choice.label, seed]
-                if plan.folder in prepared.finished:
-                    reporter.note(f"{choice.label}, seed {seed}: finished before, skipped")
-                    tracking.catch_up(_tracked(plan))
-                    outcome.finished.append(plan.folder)
+                plans = []
+                for plan in (prepared.plans[choice.label, seed] for seed in seeds):
+                    if plan.folder in prepared.finished:
+                        reporter.note(f"{choice.label}, seed {plan.seed}: finished before, skipped")
+                        tracking.catch_up(_tracked(plan))
+                        outcome.finished.append(plan.folder)
+                        continue
+                    if plan.seed not in data:
+                        first = plan.seed == experiment.seeds[0]
+                        data[plan.seed] = prepared.first if first else assembly.load_data(experiment, plan.seed)
+                        write_partition(partition_file(out, plan.seed), data[plan.seed])
+                    plans.append(plan)
+                if not plans:
                     continue
-                if data is None:
-                    data = prepared.first if seed == experiment.seeds[0] else assembly.load_data(experiment, seed)
-                    write_partition(partition_file(out, seed), data)
                 if stop.asked:
-                    raise Interrupted(f"before {choice.label}, seed {seed}")
-                told = tracking.reporter(reporter, _tracked(plan))
-                done = _run_one(experiment, prepared.kits[choice.label], plan, data, told, stop)
-                (outcome.finished if done else outcome.failed).append(plan.folder)
+                    raise Interrupted(f"before {choice.label}, seed {plans[0].seed}")
+                shown = [reporter] if len(plans) == 1 else SideBySide(reporter, len(plans)).of_runs
+                told = [tracking.reporter(one, _tracked(plan)) for one, plan in zip(shown, plans, strict=True)]
+                done = _run_group(experiment, prepared.kits[choice.label], plans, data, told, stop)
+                for plan, finished in zip(plans, done, strict=True):
+                    (outcome.finished if finished else outcome.failed).append(plan.folder)
     return outcome
+
+
+def _at_once(experiment: Experiment, prepared: Prepared) -> list[tuple[int, ...]]:
+    """Groups of seeds whose runs of a method share the engine."""
+    seeds, together = experiment.seeds, experiment.engine.together
+    if together == "auto":
+        on_gpu = all(kit.engine.device.type == "cuda" for kit in prepared.kits.values())
+        together = len(seeds) if on_gpu else 1
+    return [seeds[k : k + together] for k in range(0, len(seeds), together)]
+
+
+def _run_group(
+    experiment: Experiment,
+    kit: assembly.Kit,
+    plans: Sequence[RunPlan],
+    data: Mapping[int, FederatedData],
+    reporters: Sequence[Reporter],
+    stop: StopRequest,
+) -> list[bool]:
+    """Runs of one method at the same time, as `_run_one` does each of them."""
+    if len(plans) == 1:
+        return [_run_one(experiment, kit, plans[0], data[plans[0].seed], reporters[0], stop)]
+    seats = Together(kit.engine, len(plans)).seats
+
+    def seated(k: int) -> bool:
+        try:
+            own = kit._replace(engine=seats[k])
+            return _run_one(experiment, own, plans[k], data[plans[k].seed], reporters[k], stop)
+        finally:
+            seats[k].leave()
+
+    with ThreadPoolExecutor(len(plans), "run") as threads:
+        runs = [threads.submit(seated, k) for k in range(len(plans))]
+    return [run.result() for run in runs]
 
 
 def run_single(

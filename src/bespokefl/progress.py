@@ -1,6 +1,7 @@
 """What a person sees while runs are going: a progress bar on a terminal, a few plain lines elsewhere."""
 
 import contextlib
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any, Protocol
@@ -94,6 +95,56 @@ class BarReporter:
 
     def note(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+class SideBySide:
+    """One progress for several runs that go on at the same time: that of the first, and what any has to say."""
+
+    def __init__(self, reporter: Reporter, runs: int) -> None:
+        self._reporter, self._lock, self._going = reporter, threading.Lock(), runs
+        self.of_runs = [_OneOf(self, number == 0) for number in range(runs)]
+
+    def start(self, label: str, seed: int, rounds: int, done: int) -> None:
+        self._reporter.start(label, seed, rounds, done)
+
+    def round(self, line: Line) -> None:
+        with self._lock:
+            self._reporter.round(line)
+
+    def finish(self, outcome: str) -> None:
+        """A run is over; the progress is, with the last of them."""
+        with self._lock:
+            self._going -= 1
+            if outcome:
+                self._reporter.note(outcome)
+            if not self._going:
+                self._reporter.finish("")
+
+    def note(self, text: str) -> None:
+        with self._lock:
+            self._reporter.note(text)
+
+
+class _OneOf:
+    """What one of the runs reports to."""
+
+    def __init__(self, group: SideBySide, shown: bool) -> None:
+        self._group, self._shown, self._name = group, shown, ""
+
+    def start(self, label: str, seed: int, rounds: int, done: int) -> None:
+        self._name = f"{label}, seed {seed}"
+        if self._shown:
+            self._group.start(label, seed, rounds, done)
+
+    def round(self, line: Line) -> None:
+        if self._shown:
+            self._group.round(line)
+
+    def finish(self, outcome: str) -> None:
+        self._group.finish(f"{self._name}: {outcome}" if outcome else "")
+
+    def note(self, text: str) -> None:
+        self._group.note(text)
 
 
 def _bars(console: Console) -> Progress:

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -9,7 +10,8 @@ import torch
 from torch import Tensor
 
 from bespokefl.data.federated import FederatedData
-from bespokefl.program import Program, Rows
+from bespokefl.program import Program, Rows, plan_phases
+from bespokefl.rng import step_keys
 from bespokefl.task import Task
 from bespokefl.trees import Tree, tree_map
 
@@ -28,6 +30,31 @@ class Resident:
         y = data.y.to(device)
         self._y = y.to(dtype) if y.is_floating_point() else y  # masks stay uint8: an eighth of the memory
 
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """What two of them must have in common to be joined."""
+        return self._x.shape[1:], self._x.dtype, self._y.shape[1:], self._y.dtype
+
+    @classmethod
+    def joined(cls, parts: Sequence["Resident"]) -> tuple["Resident", tuple[int, ...]]:
+        """The samples of several, equal ones once, and where those of each begin."""
+        kept: list[Resident] = []
+        starts: list[int] = []
+        for part in parts:
+            twin = next((k for k, one in enumerate(kept) if part is one or part._equals(one)), len(kept))
+            if twin == len(kept):
+                kept.append(part)
+            starts.append(sum(len(one._y) for one in kept[:twin]))
+        if len(kept) == 1:
+            return kept[0], tuple(starts)
+        whole = cls.__new__(cls)
+        whole.is_image = kept[0].is_image
+        whole._x, whole._y = torch.cat([one._x for one in kept]), torch.cat([one._y for one in kept])
+        return whole, tuple(starts)
+
+    def _equals(self, other: "Resident") -> bool:
+        return torch.equal(self._y, other._y) and torch.equal(self._x, other._x)
+
     def gather(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Inputs and targets of the given rows; any leading shape (a batch, or one per client)."""
         x = self._x.index_select(0, rows.flatten())  # copies whole rows, which x[rows] does not
@@ -36,7 +63,8 @@ class Resident:
         return (x.movedim(-1, -3) if self.is_image else x), y.long() if y.dtype == torch.uint8 else y
 
 
-class Job(NamedTuple):
+@dataclass(frozen=True)
+class Job:
     """A program to run on some clients."""
 
     task: Task
@@ -54,11 +82,20 @@ class Job(NamedTuple):
         """The same job for some of its clients."""
         index = torch.as_tensor(positions)
         take = lambda v: v[index.to(v.device)]  # noqa: E731
-        return self._replace(
+        return replace(
+            self,
             clients=self.clients[positions],
             per_client=tree_map(take, dict(self.per_client)),
             states=tree_map(take, self.states),
         )
+
+    def plans(self) -> Plans:
+        """The batches of each client in each phase, as rows of the data."""
+        return plan_phases(self.program, self.splits, self.clients, self.seed, self.round)
+
+    def keys(self, positions: Rows, phase: int, steps: int) -> Rows:
+        """A key for each of the steps of some clients: their randomness inside a step."""
+        return step_keys(self.seed, self.round, self.clients[positions], phase, steps)
 
 
 class Result(NamedTuple):

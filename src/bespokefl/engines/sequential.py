@@ -9,8 +9,7 @@ import torch
 
 from bespokefl import trees
 from bespokefl.engines.base import Job, Result, as_tensors, numerics, total_samples
-from bespokefl.program import Rows, plan_phases
-from bespokefl.rng import step_keys
+from bespokefl.program import Rows
 from bespokefl.task import Batch
 from bespokefl.trees import Tree
 
@@ -24,7 +23,7 @@ class Sequential:
         self.device, self.tf32 = torch.device(device), tf32
 
     def run(self, job: Job) -> Result:
-        plans = plan_phases(job.program, job.splits, job.clients, job.seed, job.round)
+        plans = job.plans()
         done, finished, failed = [], [], dict[int, BaseException]()
         with numerics(job.task.dtype, self.device, tf32=self.tf32), torch.device(self.device):
             for r, client in enumerate(job.clients):
@@ -44,7 +43,7 @@ class Sequential:
         for f, (phase, batches) in enumerate(zip(program.phases, plans, strict=True)):
             if phase.enter is not None:
                 carry = self._tensors(job, phase.enter(task, down, carry))
-            keys = step_keys(job.seed, job.round, job.clients[r : r + 1], f, len(batches))
+            keys = job.keys(np.array([r]), f, len(batches))
             for k, rows in enumerate(batches):
                 x, y = job.data.gather(torch.as_tensor(rows, device=self.device))
                 batch = Batch(x, y, None, torch.as_tensor(keys[k, 0], device=self.device))

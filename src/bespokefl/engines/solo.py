@@ -6,6 +6,7 @@ For models whose operations are large enough to fill a core (convolutions): stac
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
@@ -15,7 +16,6 @@ from bespokefl.engines.base import Job, as_tensors
 from bespokefl.engines.buckets import padded_length
 from bespokefl.engines.graphs import GraphCache
 from bespokefl.program import Rows
-from bespokefl.rng import step_keys
 from bespokefl.task import Batch
 from bespokefl.trees import Tree
 
@@ -59,8 +59,7 @@ class _Client:
         flat, spec = pytree.tree_flatten(carry)
         flat = [_private(v) for v in flat]
         constants = pytree.tree_leaves((self.shared, self.own))
-        me = self.job.clients[self.r : self.r + 1]
-        keys = torch.as_tensor(step_keys(self.job.seed, self.job.round, me, phase, len(batches)), device=self.device)
+        keys = torch.as_tensor(self.job.keys(np.array([self.r]), phase, len(batches)), device=self.device)
         graphs: dict[int, Any] = {}
         for k, rows in enumerate(batches):
             batch = self._batch(rows, size, keys[k, 0])

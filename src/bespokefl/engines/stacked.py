@@ -23,7 +23,6 @@ from bespokefl.engines.graphs import GraphCache, default_device
 from bespokefl.engines.steppers import Captured, Eager, Steppers
 from bespokefl.modules import stacked_clients
 from bespokefl.program import Batches, Phase, Rows
-from bespokefl.rng import step_keys
 from bespokefl.task import Batch
 from bespokefl.trees import Tree
 
@@ -65,7 +64,7 @@ class Stack:
             if phase.enter is not None:
                 carry = self._call(phase.enter, carry)
             if plan[0]:
-                batches = _Padded(self, plan, phase.batches, step_keys(0, 0, self.job.clients, 0, len(plan[0])))
+                batches = _Padded(self, plan, phase.batches, self.job.keys(np.zeros(1, np.int64), 0, len(plan[0])))
                 args = (carry, self.shared, dict(self.job.per_client), batches.at(0, 1))
                 name = ("stacked", self.job.task, phase.step, batches.padded, batches.shared)
                 peak = max(peak, self.cache.get(name, self._step_of(phase, batches), args, carry=True).peak_bytes)
@@ -94,7 +93,7 @@ class Stack:
         order = np.argsort(-steps, kind="stable")
         index = torch.as_tensor(order, device=self.device)
         steps, plan = steps[order], [plan[r] for r in order]
-        keys = step_keys(self.job.seed, self.job.round, self.job.clients[order], f, int(steps[0]))
+        keys = self.job.keys(order, f, int(steps[0]))
         batches = _Padded(self, plan, phase.batches, keys)
         flat, spec = pytree.tree_flatten(trees.rows(carry, index))  # indexing copies: steps may overwrite it
         own, own_spec = pytree.tree_flatten(trees.rows(dict(self.job.per_client), index))

@@ -26,7 +26,7 @@ from bespokefl.engines.solo import run_client
 from bespokefl.engines.stacked import Stack
 from bespokefl.engines.steppers import Steppers
 from bespokefl.errors import InputError
-from bespokefl.program import Phase, Rows, plan_phases
+from bespokefl.program import Phase, Rows
 from bespokefl.task import Task
 
 TINY_MODEL = 2**15  # parameters up to which the operations are too short for threads to share
@@ -93,7 +93,7 @@ class Vectorized:
     def run(self, job: Job) -> Result:
         if job.task in self._refused:
             return self._sequential.run(job)
-        plans = plan_phases(job.program, job.splits, job.clients, job.seed, job.round)
+        plans = job.plans()
         layout = self.layout(job.task)
         threads = 1 if self.device.type == "cpu" else None
         with numerics(job.task.dtype, self.device, tf32=self.tf32, threads=threads):

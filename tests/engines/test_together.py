@@ -1,0 +1,165 @@
+"""Federations that share an engine compute what each computes alone."""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from bespokefl.algorithms import ALGORITHMS, Algorithm, build_algorithm
+from bespokefl.data import FederatedData
+from bespokefl.engines import Engine, Sequential, Vectorized
+from bespokefl.engines.base import Job, Result
+from bespokefl.engines.together import Together
+from bespokefl.errors import RunError
+from bespokefl.federation import Federation
+from bespokefl.selection import g_rows
+from bespokefl.task import Task
+
+SEEDS = (0, 1, 2)
+SIZES = ((5, 12, 3, 9), (4, 4, 10, 6), (8, 2, 7, 11))
+
+
+def net() -> nn.Module:
+    """Smooth: BatchNorm of a single sample meets ReLU at its kink, where rounding decides."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Dropout(0.3), nn.Linear(5, 3))
+
+
+def data(seed: int, sizes: Sequence[int]) -> FederatedData:
+    rng = np.random.default_rng(seed)
+    return FederatedData.from_arrays(
+        [{split: (rng.normal(size=(n, 6)), np.arange(n) % 3) for split in ("train", "test", "val")} for n in sizes]
+    )
+
+
+TASK = Task(net(), dtype=torch.float64)
+
+
+def federation(algorithm: Algorithm, engine: Engine, k: int, **options: Any) -> Federation:
+    return Federation(TASK, data(k, SIZES[k]), algorithm, engine=engine, seed=SEEDS[k], clients_per_round=3, **options)
+
+
+def results(run: Federation, rounds: int) -> list[torch.Tensor]:
+    """The personal models and all scores after some rounds."""
+    losses = []
+    for _ in range(rounds):
+        run.round()
+        losses.append(torch.from_numpy(run.evaluate().loss))
+    everybodys = run.evaluate(rows=g_rows(run.data.splits["test"])).loss
+    return [*(v.double() for v in run.personal_models().values()), *losses, torch.from_numpy(everybodys)]
+
+
+def side_by_side(together: Together, work: Sequence[Callable[[Engine], Any]]) -> list[Any]:
+    """Each function in a thread of its own, with a seat; what it returns, or the error that it raises."""
+
+    def seated(pair: tuple[Any, Callable[[Engine], Any]]) -> Any:
+        seat, function = pair
+        try:
+            return function(seat)
+        except Exception as error:
+            return error
+        finally:
+            seat.leave()
+
+    with ThreadPoolExecutor(len(work)) as threads:
+        return list(threads.map(seated, zip(together.seats, work, strict=True)))
+
+
+class Counting:
+    """An engine that notes how many clients each job has."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine, self.name, self.device = engine, engine.name, engine.device
+        self.jobs: list[int] = []
+
+    def run(self, job: Job) -> Result:
+        self.jobs.append(len(job.clients))
+        return self.engine.run(job)
+
+    def plan(self) -> dict[str, Any]:
+        return self.engine.plan()
+
+    def adopt(self, plan: Any) -> None:
+        self.engine.adopt(plan)
+
+
+FEW = ("fedavg", "fedrep", "pgfedmo", "s-fedpg", "lg-mix", "pfedhn")  # of different kinds; the others take minutes
+
+
+@pytest.mark.parametrize("name", [n if n in FEW else pytest.param(n, marks=pytest.mark.slow) for n in ALGORITHMS])
+def test_every_method_computes_what_it_does_alone(name: str) -> None:
+    settings = {"lr": 0.05, "momentum": 0.9, "local_epochs": 2, "batch_size": 4}
+    algorithm = build_algorithm(name, settings)
+    alone = [results(federation(algorithm, Vectorized("cpu", lanes=1), k), 3) for k in range(3)]
+    together = Together(Vectorized("cpu", lanes=1), 3)
+    work = [lambda seat, k=k: results(federation(algorithm, seat, k), 3) for k in range(3)]
+    for found, expected in zip(side_by_side(together, work), alone, strict=True):
+        assert not isinstance(found, Exception), found
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("engine", [Sequential, lambda: Vectorized("cpu", lanes=2, stack=1)])
+def test_on_engines_that_stack_nothing(engine: Callable[[], Engine]) -> None:
+    algorithm = build_algorithm("ditto", {"lr": 0.05, "local_epochs": 1, "batch_size": 4})
+    alone = [results(federation(algorithm, engine(), k), 2) for k in range(3)]
+    work = [lambda seat, k=k: results(federation(algorithm, seat, k), 2) for k in range(3)]
+    for found, expected in zip(side_by_side(Together(engine(), 3), work), alone, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-10)
+
+
+def test_jobs_are_joined_while_all_are_seated() -> None:
+    algorithm = build_algorithm("fedavg", {"lr": 0.05, "local_epochs": 1, "batch_size": 4})
+    counting = Counting(Vectorized("cpu", lanes=1))
+    rounds = (1, 2, 4)  # some leave sooner than others
+
+    def train(seat: Engine, k: int) -> None:
+        run = federation(algorithm, seat, k)
+        for _ in range(rounds[k]):
+            run.round()
+
+    side_by_side(Together(counting, 3), [lambda seat, k=k: train(seat, k) for k in range(3)])
+    assert counting.jobs == [9, 6, 3, 3]
+
+
+def test_equal_data_are_held_once() -> None:
+    algorithm = build_algorithm("fedavg", {"lr": 0.05})
+    together = Together(Vectorized("cpu", lanes=1), 2)
+    same, other = data(0, SIZES[0]), data(0, SIZES[0])
+    runs = [Federation(TASK, d, algorithm, engine=together.seats[k]) for k, d in enumerate((same, other))]
+    joined, offsets = together._joined_data([run.site.data for run in runs])
+    assert joined is runs[0].site.data and offsets == (0, 0)
+    third = Federation(TASK, data(1, SIZES[1]), algorithm, engine=together.seats[0])
+    joined, offsets = together._joined_data([runs[0].site.data, third.site.data, runs[1].site.data])
+    assert offsets == (0, len(same.y), 0) and len(joined._y) == len(same.y) + len(third.data.y)
+
+
+def test_a_run_that_fails_does_not_disturb_the_others() -> None:
+    algorithm = build_algorithm("fedavg", {"lr": 0.05, "local_epochs": 1, "batch_size": 4})
+    alone = results(federation(algorithm, Vectorized("cpu", lanes=1), 0), 3)
+
+    def broken(seat: Engine) -> Any:
+        poisoned = data(1, SIZES[1])
+        poisoned.x[:] = float("nan")
+        return results(Federation(TASK, poisoned, algorithm, engine=seat, clients_per_round=3), 3)
+
+    found = side_by_side(
+        Together(Vectorized("cpu", lanes=1), 2), [lambda seat: results(federation(algorithm, seat, 0), 3), broken]
+    )
+    torch.testing.assert_close(found[0], alone, rtol=1e-9, atol=1e-10)
+    assert isinstance(found[1], RunError) and "not finite" in str(found[1])
+
+
+def test_who_fell_out_is_told_to_its_own_run() -> None:
+    algorithm = build_algorithm("fedavg", {"lr": 0.05, "local_epochs": 1, "batch_size": 4})
+
+    def one_poisoned(seat: Engine, k: int) -> dict[int, str]:
+        own = data(k, SIZES[k])
+        own.x[own.splits["train"][k]] = float("nan")
+        return Federation(TASK, own, algorithm, engine=seat).round().failed
+
+    found = side_by_side(Together(Vectorized("cpu", lanes=1), 3), [lambda s, k=k: one_poisoned(s, k) for k in range(3)])
+    assert [list(failed) for failed in found] == [[0], [1], [2]]
