@@ -71,7 +71,7 @@ class EngineSection(Section):
     tf32: bool = True
     lanes: Positive | None = None
     stack: Positive | None = None
-    together: Positive | Literal["auto"] = "auto"  # seeds of a method at once; auto: all on a GPU, else one by one
+    together: Positive = 1  # seeds of a method at once
 
 
 class CheckpointSection(Section):

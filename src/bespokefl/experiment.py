@@ -56,7 +56,7 @@ def run_experiment(experiment: Experiment, out: Path, *, resume: bool, reporter:
         reporter.note("stopping after this round; once more to stop at once")
 
     with stop_on_signals(announce) as stop:
-        for seeds in _at_once(experiment, prepared):
+        for seeds in _at_once(experiment):
             data: dict[int, FederatedData] = {}
             for choice in experiment.algorithms:
                 plans = []
@@ -83,12 +83,9 @@ def run_experiment(experiment: Experiment, out: Path, *, resume: bool, reporter:
     return outcome
 
 
-def _at_once(experiment: Experiment, prepared: Prepared) -> list[tuple[int, ...]]:
+def _at_once(experiment: Experiment) -> list[tuple[int, ...]]:
     """Groups of seeds whose runs of a method share the engine."""
     seeds, together = experiment.seeds, experiment.engine.together
-    if together == "auto":
-        on_gpu = all(kit.engine.device.type == "cuda" for kit in prepared.kits.values())
-        together = len(seeds) if on_gpu else 1
     return [seeds[k : k + together] for k in range(0, len(seeds), together)]
 
 
