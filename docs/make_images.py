@@ -21,7 +21,6 @@ WIDTH, HEIGHT = 1280, 1680  # of the page's upper part
 
 def main(out: Path) -> None:
     page = publish(out)
-    Image.open(out / "result.png").save(IMAGES / "demo.png", optimize=True)
     content = gather_content(Comparison(out, read_runs(out)))
     panels = {panel.id: panel for panel in content.panels}
     specs = [figure_spec(panels[name], content.looks, content.tables) | {"width": 420, "height": 330} for name in FACTS]
