@@ -15,7 +15,6 @@ from bespokefl.errors import BespokeError, InputError
 from bespokefl.interrupts import Interrupted
 
 if TYPE_CHECKING:  # imported where they are needed: torch takes seconds, and `bespoke --help` must not
-    from bespokefl.config import Experiment, Part
     from bespokefl.overrides import Setting
 
 FAILED, WRONG_INPUT, STOPPED = 1, 2, 130
@@ -82,34 +81,6 @@ def make_console(*, stderr: bool = False) -> Console:
 def _resume_command() -> str:
     arguments = sys.argv[1:] if "--resume" in sys.argv else [*sys.argv[1:], "--resume"]
     return shlex.join(["bespoke", *arguments])
-
-
-def read_experiment_file(
-    path: Path,
-    settings: Sequence[str] | None,
-    engine: str | None,
-    device: str | None,
-    seed: int | None,
-    more: Mapping[str, Any] | None = None,
-) -> "Experiment":
-    """The experiment of a file, with the options of the command line on top."""
-    from bespokefl.config_file import read_experiment
-
-    return read_experiment(path, given_settings(settings, engine, device, seed, more))
-
-
-def read_parts_file(
-    path: Path,
-    settings: Sequence[str] | None,
-    engine: str | None,
-    device: str | None,
-    seed: int | None,
-    more: Mapping[str, Any] | None = None,
-) -> "tuple[Part, ...]":
-    """The same of a file with settings, one for each."""
-    from bespokefl.config_file import read_parts
-
-    return read_parts(path, given_settings(settings, engine, device, seed, more))
 
 
 def given_settings(

@@ -16,9 +16,9 @@ from bespokefl.cli.common import (
     SeedOption,
     Settings,
     Track,
+    given_settings,
     guarded,
     make_console,
-    read_parts_file,
     say_error,
     say_report,
 )
@@ -39,10 +39,13 @@ def run(
     track: Track = None,
 ) -> None:
     """Run the algorithms of an experiment, and compare them."""
+    from bespokefl.config_file import read_parts
+
     path = experiment or DEMO
     folder = out or Path("runs") / path.stem
     failed = False
-    for part in read_parts_file(path, settings, engine, device, seed, {"track.to": track or None}):
+    given = given_settings(settings, engine, device, seed, {"track.to": track or None})
+    for part in read_parts(path, given):
         if part.name:
             typer.echo(f"{part.name}: {part.title}".rstrip(": "))
         failed = _run(part.experiment, folder / part.name, resume) or failed

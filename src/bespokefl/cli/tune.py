@@ -15,9 +15,9 @@ from bespokefl.cli.common import (
     Resume,
     SeedOption,
     Settings,
+    given_settings,
     guarded,
     make_console,
-    read_experiment_file,
     say_error,
 )
 
@@ -36,12 +36,13 @@ def tune(
     seed: SeedOption = None,
 ) -> None:
     """Choose every method's hyper-parameters by validation accuracy."""
+    from bespokefl.config_file import read_experiment
     from bespokefl.progress import make_reporter
     from bespokefl.tuning import tune as tune_experiment
     from bespokefl.tuning.table import rich_table
 
     path = experiment or DEMO
-    read = read_experiment_file(path, settings, engine, device, seed, {"tune.trials": trials})
+    read = read_experiment(path, given_settings(settings, engine, device, seed, {"tune.trials": trials}))
     reporter = make_reporter(make_console(stderr=True), lines_per_run=1)
     tuning = tune_experiment(read, out or Path("runs") / path.stem, resume=resume, reporter=reporter)
     make_console().print(rich_table(tuning))
