@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from bespokefl import convolution
 from bespokefl.convolution import FEW_CHANNELS, VERY_FEW_CHANNELS, Geometry, convolve
 from bespokefl.modules import StackableConv2d, stacked_clients, with_stand_ins
+from bespokefl.task import Batch, Task
 
 CLIENTS, BATCH, OUT = 3, 4, 5
 GEOMETRIES = [
@@ -146,3 +147,22 @@ def test_autocast_reaches_stacked_convolutions() -> None:
         found = vmap(module)(x)
     assert found.dtype == torch.bfloat16
     torch.testing.assert_close(found.float(), torch.stack([module(one) for one in x]), rtol=0.05, atol=0.05)
+
+
+def test_only_a_gradient_lays_out_patches_that_an_evaluation_does_not_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+    stacked = convolution.stacked
+
+    def noted(x: Tensor, w: Tensor, geometry: Geometry) -> Tensor:
+        asked.append(geometry.differentiated)
+        return stacked(x, w, geometry)
+
+    monkeypatch.setattr(convolution, "stacked", noted)
+    task = Task(nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 2)))
+    models = {k: v.expand(CLIENTS, *v.shape) for k, v in task.initial.items()}
+    x, y = torch.randn(CLIENTS, BATCH, 1, 4, 4), torch.zeros(CLIENTS, BATCH, dtype=torch.int64)
+    keys = torch.zeros(CLIENTS, dtype=torch.int64)
+    with stacked_clients():
+        vmap(lambda model, x, y, key: task.loss(model, Batch(x, y, None, key)))(models, x, y, keys)
+        vmap(lambda model, x, y, key: task.grad(model, Batch(x, y, None, key)).loss)(models, x, y, keys)
+    assert asked == [False, True]

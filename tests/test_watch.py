@@ -1,5 +1,14 @@
+import io
+from pathlib import Path
 from typing import Any
 
+import pytest
+from rich.console import Console
+
+from bespokefl.algorithms.fedavg import FedAvg
+from bespokefl.config_file import parse_experiment
+from bespokefl.experiment import run_experiment
+from bespokefl.progress import make_reporter
 from bespokefl.watch import Watch
 
 
@@ -31,3 +40,12 @@ def test_an_algorithm_is_heard_once_a_matter() -> None:
     watch = Watch()
     assert watch.look(line(1, 0.5), {"alpha": "is 3"}) == ["round 1: is 3"]
     assert watch.look(line(2, 0.5), {"alpha": "is 4", "beta": "is 5"}) == ["round 2: is 5"]
+
+
+def test_a_run_passes_warnings_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FedAvg, "warnings", lambda self, server: {"w": "w grows"})
+    text = io.StringIO()
+    document = {"algorithms": ["fedavg"], "data": {"clients": 3, "max_samples": 60}, "train": {"rounds": 2}}
+    reporter = make_reporter(Console(file=text, width=200))
+    run_experiment(parse_experiment(document), tmp_path, resume=False, reporter=reporter)
+    assert text.getvalue().count("warning: fedavg, seed 0, round 1: w grows") == text.getvalue().count("w grows") == 1
