@@ -116,6 +116,7 @@ def make_federation(experiment: Experiment, kit: Kit, seed: int, data: Federated
         participation=experiment.train.participation,
         initial=make_task(experiment, seed, data).initial,
         attack=Attack(**experiment.attack.model_dump()),
+        keep_sent="before_agg" in experiment.eval.also,
     )
 
 

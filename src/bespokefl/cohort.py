@@ -14,6 +14,7 @@ from bespokefl.attacks import Attacker
 from bespokefl.engines.base import Engine, Job, Resident, Result, Splits
 from bespokefl.errors import RunError
 from bespokefl.program import Program, Rows
+from bespokefl.sent import LastSent
 from bespokefl.states import ClientStates
 from bespokefl.task import Task
 from bespokefl.trees import Tree
@@ -45,6 +46,7 @@ class Site:
     states: ClientStates
     seed: int
     attacker: Attacker | None = None
+    sent: LastSent | None = None  # where models before aggregation are scored, too
 
 
 class Cohort:
@@ -121,6 +123,8 @@ class Cohort:
             raise RunError(self._nobody_left()) from next(iter(result.failed.values()), None)
         if write:
             self.site.states.scatter(self.ids[rows], states)
+            if self.site.sent is not None:
+                self.site.sent.note(self.ids[rows], uploads)
         return Uploads(self.only(self.ids[rows]), uploads, rows)
 
     def job(self, program: Program, shared: Mapping[str, Tree], per_client: Mapping[str, Tree], splits: Splits) -> Job:

@@ -61,6 +61,7 @@ class EvalSection(Section):
     s_fraction: Annotated[float, Field(ge=0, le=1)] = 0.1  # c of the S-accuracy
     cross: bool | Literal["auto"] = "auto"  # S- and G-accuracy; auto: where they cost seconds
     target: Annotated[float, Field(gt=0, le=1)] | None = None  # rounds are counted until the mean reaches it
+    also: list[Literal["global", "before_agg"]] = []  # models that are scored beside the personal ones, in every round
 
 
 class EngineSection(Section):

@@ -25,6 +25,7 @@ from bespokefl.program import Call, Rows
 from bespokefl.rng import stream
 from bespokefl.sample_metrics import Judged
 from bespokefl.scoring import GLOBAL_MODEL, Evaluation, network_outputs, scored
+from bespokefl.sent import LastSent
 from bespokefl.serial import pack, unpack
 from bespokefl.states import ClientStates
 from bespokefl.task import Task
@@ -102,6 +103,7 @@ class Federation:
         schedule: who takes part, round by round (a sequence, or a function of the 0-based round); default: uniform
             samples from a stream that only the seed and the round determine.
         attack: what malicious clients do; they take part like all others and are not scored.
+        keep_sent: keep what every client sent last, so that ``evaluate(model="before_agg")`` can score it.
     """
 
     def __init__(
@@ -117,6 +119,7 @@ class Federation:
         initial: Model | None = None,
         schedule: Schedule | None = None,
         attack: Attack | None = None,
+        keep_sent: bool = False,
     ) -> None:
         self.engine = build_engine(engine) if isinstance(engine, str) else engine
         dtype = data.x.dtype if data.x.is_floating_point() else torch.float32
@@ -136,8 +139,9 @@ class Federation:
             self.server: Tree = algorithm.init(self.task, x0, setup)
             states = ClientStates(algorithm.init_client(self.task, x0))
         resident = Resident(data, self.engine.device, self.task.dtype)
+        sent = LastSent(algorithm.sends) if keep_sent else None
         self.site = Site(
-            self.task, resident, data.splits, data.sizes("train"), self.engine, states, seed, self._attacker()
+            self.task, resident, data.splits, data.sizes("train"), self.engine, states, seed, self._attacker(), sent
         )
         if data.has_masks:
             _ = self._judged  # refuses a model that does not answer with maps
@@ -223,14 +227,16 @@ class Federation:
     ) -> Evaluation:
         """Scores the personal (or the global) model of every client on its own split. Reads, never writes.
 
+        ``before_agg`` is the personal model with the client's own last upload instead of the server's average; a
+        method whose personal model holds no such part has the same scores for both.
         Unless ``clients`` names them, malicious clients are left out: NaN, of 0 samples.
         ``rows`` are scored on instead: a list has an array of sample rows for each client of the federation; a single
         array is for all, so that a stack of models meets each batch together. ``closer`` measures all that there is
         for the task (`sample_metrics`), also what takes its time; without it, two classes have their AUC and so on, and
         masks their Dice, unless rows are given.
         """
-        if model not in ("personal", "global"):
-            raise InputError(f"model = {model!r}: it is 'personal' or 'global'")
+        if model not in ("personal", "global", "before_agg"):
+            raise InputError(f"model = {model!r}: it is 'personal', 'global' or 'before_agg'")
         own: Sequence[Rows] = self.data.splits[split] if rows is None else rows  # type: ignore[assignment]
         shared = isinstance(rows, np.ndarray) and rows.ndim == 1
         if shared:
@@ -242,8 +248,8 @@ class Federation:
         parts = []
         asked = self.honest.tolist() if clients is None else clients
         for cohort in self._cohorts(asked, look.answers.nbytes(self.task) if look else 0):
-            call = self._personal(cohort) if model == "personal" else self._global()
-            outputs = self.algorithm.outputs if model == "personal" else network_outputs
+            call = self._call(model, cohort)
+            outputs = network_outputs if model == "global" else self.algorithm.outputs
             program = scored(call.program, name, batch_size(self.data), outputs, look.answers if look else None, shared)
             found, tally = self._read(call._replace(program=program), cohort, {name: own})
             parts.append(evaluation(self.task, self.data.y, cohort.ids, own, found, tally, look))
@@ -262,6 +268,17 @@ class Federation:
             parts = [torch.func.vmap(one)(self.site.states.gather(c.ids)) for c in self._cohorts(None)]
             found |= {k: v.cpu().numpy() for k, v in trees.concat(parts).items()}
         return found
+
+    def _call(self, model: str, cohort: Cohort) -> Call:
+        """The program that makes a client's model of this kind."""
+        if model == "global":
+            return self._global()
+        call = self._personal(cohort)
+        if model == "personal":
+            return call
+        if self.site.sent is None:
+            raise InputError("model = 'before_agg': the federation does not know it; make it with keep_sent=True")
+        return self.site.sent.instead(call, cohort.ids)
 
     def _personal(self, cohort: Cohort) -> Call:
         with torch.device(self.engine.device):
@@ -293,14 +310,16 @@ class Federation:
         """Everything that later rounds depend on: tensors by name, and JSON."""
         server, tensors = pack(self.server, "server")
         rows, more = pack(self.site.states.rows(), "client")
+        sent, last = self.site.sent.state() if self.site.sent else ({}, {})
         meta = {
             "rounds_done": self.rounds_done,
+            "sent": sent,
             "server": server,
             "clients": self.site.states.clients,
             "client_rows": rows,
             "engine": self.engine.plan(),
         }
-        return {k: v.detach().cpu() for k, v in (tensors | more).items()}, meta
+        return {k: v.detach().cpu() for k, v in (tensors | more | last).items()}, meta
 
     def restore(self, tensors: dict[str, torch.Tensor], meta: dict[str, Any]) -> None:
         """Takes over a state, so that the next rounds are those of the run it came from, bit for bit."""
@@ -308,6 +327,8 @@ class Federation:
         classes = self.algorithm.named_tuples()
         self.server = unpack(meta["server"], on_device, classes)
         self.site.states.load(meta["clients"], unpack(meta["client_rows"], on_device, classes))
+        if self.site.sent is not None:
+            self.site.sent.restore(meta["sent"], on_device)
         self.engine.adopt(meta["engine"])
         self.rounds_done = int(meta["rounds_done"])
 

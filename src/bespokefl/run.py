@@ -25,6 +25,7 @@ from bespokefl.results.model_file import write_model
 from bespokefl.results.new_clients import let_new_clients_join
 from bespokefl.results.summary import client_columns, further_figures, main_figures, meanings
 from bespokefl.results.surfaces import write_surfaces
+from bespokefl.scoring import Evaluation
 from bespokefl.selection import Score, Selection, affordable, choose_rule
 from bespokefl.surface import surfaces
 from bespokefl.tomlfile import dumps
@@ -106,7 +107,7 @@ class Run:
             self._write_facts(record.round, -(-record.round // every) - 1, -(-rounds // every))
             test = self.federation.evaluate(split="test", model="personal")
             val = self.federation.evaluate(split="val", model="personal") if self.rule == "val" else None
-            evaluations.append(record.round, {"test": test, "val": val})
+            evaluations.append(record.round, {"test": test, "val": val, **self._others()})
             self.selection.consider(record.round, test, val)
             summary = metrics.summarise(test.main)
             figures = {key: summary[key] for key in ("mean", "std", "worst5", "top5")}
@@ -123,6 +124,11 @@ class Run:
             "clients": [int(client) for client in record.clients],
             "failed": {str(client): reason for client, reason in record.failed.items()},
         }
+
+    def _others(self) -> dict[str, Evaluation]:
+        """Scores of the models that are asked for beside the personal ones; a method without a global one has none."""
+        wanted = [name for name in self.plan.eval.also if name != "global" or self.federation.has_global]
+        return {name: self.federation.evaluate(model=name) for name in wanted}
 
     def _write_facts(self, round_: int, nth: int, of: int) -> None:
         facts = self.federation.facts()

@@ -23,14 +23,15 @@ class ClientStates:
         """Ids of the clients that have a row, in the order they first took part."""
         return list(self._row)
 
-    def gather(self, clients: Rows) -> Tree:
-        """The states of the given clients, stacked."""
-        if not trees.leaves(self.initial):
-            return self.initial
+    def gather(self, clients: Rows, otherwise: Tree | None = None) -> Tree:
+        """The states of the given clients, stacked; one without a row has ``otherwise``, or the common initial one."""
+        initial = self.initial if otherwise is None else otherwise
+        if not trees.leaves(initial):
+            return initial
         known = [(position, self._row[int(c)]) for position, c in enumerate(clients) if int(c) in self._row]
         if len(known) == len(clients):
             return self._take([row for _, row in known])
-        out = trees.tree_map(lambda v: v.expand(len(clients), *v.shape).clone(), self.initial)
+        out = trees.tree_map(lambda v: v.expand(len(clients), *v.shape).clone(), initial)
         if known:
             positions, rows = zip(*known, strict=True)
             own = self._take(rows)

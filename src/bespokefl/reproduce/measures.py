@@ -8,6 +8,7 @@ import numpy as np
 
 from bespokefl.errors import InputError, unknown_name
 from bespokefl.metrics import individual_gain, summarise
+from bespokefl.reproduce.views import View
 from bespokefl.results.files import StoredRun
 
 Unit = Literal["percent", "points", "plain"]  # percent and points: a fraction times 100
@@ -108,12 +109,23 @@ MEASURES: dict[str, Measure] = {
 
 
 def measure(name: str) -> Measure:
-    """The measure of that name; one client's accuracy for ``client:NAME``."""
+    """The measure of that name; one client's accuracy for ``client:NAME``, any scored model's for a `View`'s name."""
     if name.startswith(PER_CLIENT):
         return Measure(f"{name.removeprefix(PER_CLIENT)} %", _client(name.removeprefix(PER_CLIENT)))
+    if view := View.named(name):
+        unit: Unit = "points" if view.figure == "std" else "percent"
+        return Measure(f"{view.heading}, %", _of_view(view), unit, higher_is_better=view.figure != "std")
     if name not in MEASURES:
-        raise unknown_name("paper.metrics", name, [*MEASURES, f"{PER_CLIENT}NAME"])
+        raise unknown_name("paper.metrics", name, [*MEASURES, f"{PER_CLIENT}NAME", "MODEL:FIGURE@ROUND"])
     return MEASURES[name]
+
+
+def _of_view(view: View) -> Value:
+    def value(run: StoredRun, _: StoredRun | None) -> float | None:
+        found = view.of(run.folder)
+        return None if found is None else 100 * found
+
+    return value
 
 
 def _client(name: str) -> Value:

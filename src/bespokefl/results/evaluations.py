@@ -1,6 +1,7 @@
 """Every client's scores in every evaluated round, in evaluations.jsonl: appended while a run goes on.
 
-Its first line (round 0) says who the clients are; each other line holds the scores of a round, as arrays over clients.
+Its first line (round 0) says who the clients are; each other line holds the scores of a round, as arrays over clients:
+those of the personal models by split, and those of other models by the model's name.
 """
 
 import json
@@ -32,6 +33,9 @@ SELECTED = {
 }
 
 
+OTHER_MODELS = ("global", "before_agg")  # scored on the test split where that was asked for
+
+
 class Series(NamedTuple):
     """One metric of all clients in one round."""
 
@@ -56,7 +60,7 @@ class EvaluationLog:
             self._write({"round": 0, "clients": {name: _plain(values) for name, values in clients.items()}})
 
     def append(self, round_: int, scores: "Mapping[str, Evaluation | None]") -> None:
-        """Scores of the personal models by split; None for a split that was not scored."""
+        """Scores of the personal models by split, and of other models by their name; None for what was not scored."""
         columns = {
             split: {
                 "accuracy": _plain(found.accuracy),
@@ -87,11 +91,12 @@ def read_clients(path: Path) -> dict[str, list[Any]]:
 
 
 def read_series(path: Path) -> Iterator[Series]:
-    """The scores of the personal models; a last line that was cut off is left out."""
+    """All scores; a last line that was cut off is left out."""
+    kinds = {"test": ("test", "personal"), "val": ("val", "personal")} | {name: ("test", name) for name in OTHER_MODELS}
     for line, _ in _lines(path):
-        for split in ("test", "val"):
-            for metric, values in line.get(split, {}).items():
-                yield Series(line["round"], metric, split, "personal", np.array(values, dtype=np.float64))
+        for key, (split, model) in kinds.items():
+            for metric, values in line.get(key, {}).items():
+                yield Series(line["round"], metric, split, model, np.array(values, dtype=np.float64))
 
 
 def all_series(path: Path, clients: Columns | None, selected_round: int | None) -> list[Series]:
