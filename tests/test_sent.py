@@ -97,7 +97,7 @@ def test_a_run_scores_what_eval_also_names(tmp_path):
     file = tmp_path / "e.toml"
     file.write_text(
         'algorithms = ["fedrep", {name = "fedavg", personal = "global"}]\n'
-        '[data]\nclients = 4\nmax_samples = 200\n[model]\nname = "linear"\n'
+        '[data]\nclients = 4\nmax_samples = 200\n[model]\nname = "mlp"\n'
         '[train]\nrounds = 2\nlocal_epochs = 1\n[eval]\nalso = ["global", "before_agg"]\n'
     )
     done = CliRunner().invoke(app, ["run", str(file), "--out", str(tmp_path / "o")])

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 VERY_FEW_CHANNELS, FEW_CHANNELS = 16, 64  # below: patches as rows in any case; where they serve a gradient, too
+ROW_MULTIPLE = 8  # of the numbers in a row, for products on tensor cores
 SPLIT_ROWS = 4096  # of the sum over patches in a weight's gradient: a client's few outputs leave most of a GPU idle
 
 Pair = tuple[int, ...]  # height, width
@@ -76,8 +77,8 @@ class _Result(torch.autograd.Function):
         if dims[1] is None:  # one model on many clients' data: their batches are one
             return _folded(lambda v: _plain(v, w, geometry), x.movedim(dims[0], 0)), 0
         w = w.movedim(dims[1], 0)
-        if dims[0] is None:  # many models on the same data: their channels are one convolution's
-            return torch.unflatten(_plain(x, w.flatten(0, 1), geometry), 1, w.shape[:2]), 1
+        if dims[0] is None:
+            return on_the_same_data(x, w, geometry), 1
         return stacked(x.movedim(dims[0], 0), w, geometry), 0
 
 
@@ -166,6 +167,21 @@ def stacked(x: Tensor, w: Tensor, geometry: Geometry) -> Tensor:
         return _ungrouped(_plain(_grouped(x), _grouped_weight(w), geometry, n), n)
     product = _patches(x, geometry) @ w.permute(0, 3, 4, 2, 1).flatten(1, 3)
     return torch.unflatten(product, 1, (b, *geometry.output(x.shape[-2:]))).movedim(-1, 2)
+
+
+def on_the_same_data(x: Tensor, w: Tensor, geometry: Geometry) -> Tensor:
+    """(B, C, H, W) with (N, O, C, kh, kw) gives (B, N, O, H', W'): the models' channels are those of one convolution.
+
+    Of few input channels it is one product with the patches, whose result has the channels last in memory, as the
+    grouped convolution of the next layer wants them. Rows are padded to what tensor cores take.
+    """
+    if x.shape[1] >= VERY_FEW_CHANNELS:
+        return torch.unflatten(_plain(x, w.flatten(0, 1), geometry), 1, w.shape[:2])
+    patches, kernels = _patches(x[None], geometry)[0], w.permute(0, 1, 3, 4, 2).flatten(2).flatten(0, 1)
+    padding = (0, -patches.shape[1] % ROW_MULTIPLE)
+    product = F.pad(patches, padding) @ F.pad(kernels, padding).T
+    shape = (len(x), *geometry.output(x.shape[-2:]), *w.shape[:2])
+    return product.view(shape).permute(0, 3, 4, 1, 2)
 
 
 def stacked_input_grad(grad: Tensor, w: Tensor, size: Pair, geometry: Geometry) -> Tensor:

@@ -13,13 +13,14 @@ from bespokefl.reproduce.ordering import Ordering, Pair
 
 HEADINGS = ("method", "ours", "paper", "difference")
 DASH, NOT_AT_HAND, NOT_IN_PAPER = "-", "not at hand", "not in the paper"
+OURS_ALONE = "without a number of the paper's at hand, ours"
 MOST_PAIRS = 8  # swapped pairs that are listed
 
 
 def print_comparison(comparison: Comparison, console: Console) -> None:
     for setting in comparison.settings:
-        for column in _worth_showing(setting):
-            title = escape(": ".join(_titles(comparison, setting, column)))
+        for column in _of_the_paper(setting):
+            title = escape(": ".join(_titles(comparison, setting, measure(column.metric).heading)))
             table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
             for place, heading in enumerate(HEADINGS):
                 table.add_column(heading, justify="right" if place else "left", no_wrap=True)
@@ -27,6 +28,15 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
                 table.add_row(*(escape(text) for text in _row(cell, column.metric)))
             console.print(table)
             console.print(ordering_text(column.ordering), markup=False, highlight=False)
+        if ours := _ours_alone(setting):
+            title = escape(": ".join(_titles(comparison, setting, OURS_ALONE)))
+            table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+            table.add_column("method", no_wrap=True)
+            for column in ours:
+                table.add_column(escape(measure(column.metric).heading), justify="right")
+            for row in _wide_rows(ours):
+                table.add_row(*(escape(text) for text in row))
+            console.print(table)
         console.print(setting_text(comparison, setting), markup=False, highlight=False)
         console.print()
     for note in footnotes(comparison):
@@ -40,26 +50,54 @@ def markdown(comparison: Comparison) -> str:
     for setting in comparison.settings:
         if setting.name:
             lines += [f"## {setting.title or setting.name}", ""]
-        for column in _worth_showing(setting):
+        for column in _of_the_paper(setting):
             lines += [f"**{measure(column.metric).heading}**", ""]
             lines += ["| " + " | ".join(HEADINGS) + " |", "| --- | ---: | ---: | ---: |"]
             lines += ["| " + " | ".join(_row(cell, column.metric)) + " |" for cell in column.cells]
             lines += ["", ordering_text(column.ordering), ""]
+        if ours := _ours_alone(setting):
+            headings = ["method", *(measure(column.metric).heading for column in ours)]
+            lines += [f"**{OURS_ALONE.capitalize()}**", "", "| " + " | ".join(headings) + " |"]
+            lines += ["| --- |" + " ---: |" * len(ours)]
+            lines += ["| " + " | ".join(row) + " |" for row in _wide_rows(ours)] + [""]
         lines += [setting_text(comparison, setting), ""]
     lines += [f"{note}\n" for note in footnotes(comparison)]
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _worth_showing(setting: SettingResult) -> list[Column]:
-    """Columns with a number, ours or the paper's."""
-    return [c for c in setting.columns if any(cell.ours is not None or cell.paper is not None for cell in c.cells)]
+def _of_the_paper(setting: SettingResult) -> list[Column]:
+    """What the paper reports: with a number of the paper's, or the first."""
+    first = setting.columns[0]
+    return [c for c in setting.columns if _has_paper(c) or (c is first and _has_ours(c))]
 
 
-def _titles(comparison: Comparison, setting: SettingResult, column: Column) -> Iterator[str]:
+def _ours_alone(setting: SettingResult) -> list[Column]:
+    """What was measured beside it."""
+    return [c for c in setting.columns if _has_ours(c) and c not in _of_the_paper(setting)]
+
+
+def _has_paper(column: Column) -> bool:
+    return any(cell.paper is not None for cell in column.cells)
+
+
+def _has_ours(column: Column) -> bool:
+    return any(cell.ours is not None for cell in column.cells)
+
+
+def _wide_rows(columns: list[Column]) -> Iterator[tuple[str, ...]]:
+    for cells in zip(*(column.cells for column in columns), strict=True):
+        shown = [
+            DASH if cell.ours is None else cell.ours.show(measure(column.metric).decimals)
+            for cell, column in zip(cells, columns, strict=True)
+        ]
+        yield cells[0].label, *shown
+
+
+def _titles(comparison: Comparison, setting: SettingResult, heading: str) -> Iterator[str]:
     yield comparison.paper.title or comparison.name
     if setting.name:
         yield setting.title or setting.name
-    yield measure(column.metric).heading
+    yield heading
 
 
 def _row(cell: Cell, metric: str) -> tuple[str, ...]:

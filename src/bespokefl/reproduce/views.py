@@ -20,7 +20,7 @@ Curve = Mapping[int, npt.NDArray[np.float64]]  # by round, the clients' accuraci
 
 MODELS = {
     "personal": "own models",
-    **dict(zip(OTHER_MODELS, ("global model", "models before aggregation"), strict=True)),
+    **dict(zip(OTHER_MODELS, ("global model", "before averaging"), strict=True)),
 }
 FIGURES = {"mean": "mean", "std": "std over clients", "worst5": "lowest 5 %", "top5": "top 5 %"}
 ROUNDS = {"last": "last round", "best_test": "best test round"}

@@ -1,0 +1,93 @@
+"""Finished runs in a compact form, to be kept beside the pages that quote them: small enough to commit, complete enough
+that every figure, of every scored model and of both rounds, can be worked out again.
+"""
+
+import json
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypedDict
+
+import numpy as np
+import numpy.typing as npt
+
+from bespokefl.metrics import summarise
+from bespokefl.reproduce.views import ROUNDS, View, chosen_round, curves
+from bespokefl.results.evaluations import EVALUATIONS
+from bespokefl.results.files import CONFIG, StoredRun, read_runs
+
+DIGITS = 5  # of an accuracy: a client has at most some thousand test samples
+
+
+class Scored(TypedDict):
+    """One kind of model of all clients."""
+
+    rounds: list[int]  # that were evaluated
+    mean: list[float]  # over clients, in each of them
+    clients: dict[str, list[float | None]]  # by the rule that takes a round: every client's accuracy in it
+
+
+class RunDigest(TypedDict):
+    label: str
+    algorithm: str
+    seed: int
+    config: dict[str, Any]  # without where data lay and how the engine worked
+    models: dict[str, Scored]
+    figures: dict[str, Any]  # of summary.json: what was measured beside accuracies
+
+
+KEPT = ("rounds", "selected_round", "train_seconds", "bytes_total", "peak_memory_bytes", "waste", "device", "version")
+KEPT_WHERE_MEASURED = ("rounds_to_target", "gm_acc", "s_acc", "g_acc")
+LEFT_OUT = ("engine", "checkpoint", "output", "seeds")
+
+
+def digest_runs(folder: Path) -> list[RunDigest]:
+    """Of all finished runs below a folder, by label, then seed."""
+    return [_digest(run) for run in read_runs(folder) if run.summary is not None]
+
+
+def _digest(run: StoredRun) -> RunDigest:
+    summary = run.summary or {}
+    config = tomllib.loads((run.folder / CONFIG).read_text(encoding="utf-8"))
+    config["data"].pop("root", None)
+    return RunDigest(
+        label=run.label,
+        algorithm=summary["algorithm"],
+        seed=run.seed,
+        config={name: section for name, section in config.items() if name not in LEFT_OUT},
+        models={model: _scored(curve) for model, curve in curves(run.folder / EVALUATIONS).items()},
+        figures={key: summary.get(key) for key in KEPT}
+        | {key: summary[key] for key in KEPT_WHERE_MEASURED if summary.get(key) is not None},
+    )
+
+
+def _scored(curve: Mapping[int, npt.NDArray[np.float64]]) -> Scored:
+    rounds = sorted(curve)
+    return Scored(
+        rounds=rounds,
+        mean=[round(float(np.nanmean(curve[r])), DIGITS) for r in rounds],
+        clients={rule: [_short(v) for v in curve[chosen_round(curve, rule)].tolist()] for rule in ROUNDS},
+    )
+
+
+def _short(value: float) -> float | None:
+    return None if value != value else round(value, DIGITS)
+
+
+def figure(run: RunDigest, view: View) -> float | None:
+    """The same number as `View.of` gives for the run's folder; None where the run has no such model."""
+    if view.model not in run["models"]:
+        return None
+    values = run["models"][view.model]["clients"][view.round]
+    return summarise(np.array(values, dtype=np.float64))[view.figure]
+
+
+def write_digest(path: Path, runs: list[RunDigest], about: Mapping[str, Any]) -> None:
+    """One run a line, so that a change of one is seen as such. ``about`` says how the runs were made."""
+    lines = ",\n".join(json.dumps(run, sort_keys=True, allow_nan=False) for run in runs)
+    path.write_text(f'{{"about": {json.dumps(about)},\n"runs": [\n{lines}\n]}}\n', encoding="utf-8")
+
+
+def read_digest(path: Path) -> tuple[dict[str, Any], list[RunDigest]]:
+    content = json.loads(path.read_text(encoding="utf-8"))
+    return content["about"], content["runs"]

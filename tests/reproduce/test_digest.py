@@ -1,0 +1,86 @@
+"""Figures by model and round, and runs in their compact form."""
+
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from bespokefl.config_file import read_experiment
+from bespokefl.errors import InputError
+from bespokefl.experiment import run_experiment
+from bespokefl.metrics import summarise
+from bespokefl.progress import make_reporter
+from bespokefl.reproduce.digest import digest_runs, figure, read_digest, write_digest
+from bespokefl.reproduce.measures import check, measure
+from bespokefl.reproduce.views import FIGURES, MODELS, ROUNDS, View, chosen_round
+from bespokefl.results.files import read_runs
+
+EXPERIMENT = """
+algorithms = ["fedper", {name = "fedavg", personal = "global"}]
+[data]
+clients = 5
+max_samples = 250
+[model]
+name = "mlp"
+[train]
+rounds = 3
+local_epochs = 1
+[eval]
+also = ["global", "before_agg"]
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("runs")
+    file = out / "e.toml"
+    file.write_text(EXPERIMENT)
+    console = Console(file=io.StringIO())
+    run_experiment(read_experiment(file), out / "o", resume=False, reporter=make_reporter(console))
+    return out / "o"
+
+
+def every_view() -> list[View]:
+    return [View(model, figure, rule) for model in MODELS for figure in FIGURES for rule in ROUNDS]  # type: ignore[arg-type]
+
+
+def test_the_figure_of_a_view_is_that_of_the_evaluated_round(folder: Path) -> None:
+    run = folder / "fedavg/seed-0"
+    lines = [json.loads(line) for line in (run / "evaluations.jsonl").read_text().splitlines()][1:]
+    means = [np.mean(line["before_agg"]["accuracy"]) for line in lines]
+    best = lines[int(np.argmax(means))]["before_agg"]["accuracy"]
+    assert View("before_agg", "mean", "last").of(run) == pytest.approx(means[-1], abs=0)
+    assert View("before_agg", "worst5", "best_test").of(run) == min(best)  # one of five clients is the lowest 5 %
+    assert View("personal", "std", "last").of(run) == pytest.approx(np.std(lines[-1]["test"]["accuracy"]), abs=1e-15)
+    assert View("global", "mean", "last").of(folder / "fedper/seed-0") is None
+
+
+def test_the_first_of_equally_good_rounds_is_taken() -> None:
+    curve = {2: np.array([0.1, 0.3]), 4: np.array([0.4, 0.4]), 6: np.array([0.5, 0.3])}
+    assert (chosen_round(curve, "best_test"), chosen_round(curve, "last")) == (4, 6)
+
+
+def test_views_are_measures_of_a_table(folder: Path) -> None:
+    check(["mean", "before_agg:worst5@last", "global:std@best_test"])
+    run = next(run for run in read_runs(folder) if run.label == "fedavg")
+    found = measure("global:mean@last").value(run, None)
+    assert found == pytest.approx(100 * summarise(run.clients["accuracy"])["mean"])  # type: ignore[index]
+    assert not measure("personal:std@last").higher_is_better
+    with pytest.raises(InputError, match="MODEL:FIGURE@ROUND"):
+        check(["personal:median@last"])
+
+
+def test_the_compact_form_gives_the_same_figures(folder: Path, tmp_path: Path) -> None:
+    write_digest(tmp_path / "d.json", digest_runs(folder), {"command": "bespoke run"})
+    about, runs = read_digest(tmp_path / "d.json")
+    assert about == {"command": "bespoke run"}
+    assert [run["label"] for run in runs] == ["fedavg", "fedper"]
+    for run in runs:
+        for view in every_view():
+            whole = view.of(folder / run["label"] / "seed-0")
+            assert figure(run, view) == (None if whole is None else pytest.approx(whole, abs=1e-5))
+    assert "root" not in runs[0]["config"]["data"] and runs[0]["config"]["algorithm"]["personal"] == "global"
+    assert runs[0]["figures"]["rounds"] == 3
