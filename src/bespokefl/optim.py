@@ -22,27 +22,45 @@ class Optimizer(Protocol):
         """The moved model and the new buffers; ``lr`` overrides the constant rate, as a tensor of the download."""
 
 
+Factor = float | Tensor  # a constant, or a scalar of one client, where clients of a stack have different ones
+
+
+def _plus(a: Tensor, s: Factor, b: Tensor) -> Tensor:
+    """a + s b."""
+    return torch.addcmul(a, s, b) if isinstance(s, Tensor) else torch.add(a, b, alpha=s)
+
+
+def _minus(a: Tensor, s: Factor, b: Tensor) -> Tensor:
+    """a - s b."""
+    return torch.addcmul(a, s, b, value=-1) if isinstance(s, Tensor) else torch.sub(a, b, alpha=s)
+
+
+def _counts(s: Factor) -> bool:
+    """Whether the factor may be other than 0: a tensor may, for some client."""
+    return isinstance(s, Tensor) or s != 0
+
+
 @dataclass(frozen=True)
 class SGD:
     """torch's SGD: no dampening, no Nesterov. A zero buffer equals torch's "first buffer = first gradient"."""
 
-    lr: float
-    momentum: float = 0.0
-    weight_decay: float = 0.0
+    lr: Factor
+    momentum: Factor = 0.0
+    weight_decay: Factor = 0.0
 
     def init(self, params: Model) -> Model:
         """The momentum buffers of the given parameters (nothing without momentum)."""
-        return zeros(params) if self.momentum else {}
+        return zeros(params) if _counts(self.momentum) else {}
 
     def step(self, x: Model, grad: Model, buffers: Model, lr: Tensor | None = None) -> tuple[Model, Model]:
         """Moves the names in ``grad`` only. ``lr`` overrides the constant rate, as a tensor of the download."""
-        if self.weight_decay:
-            grad = {k: torch.add(g, x[k], alpha=self.weight_decay) for k, g in grad.items()}
-        if self.momentum:
-            grad = {k: torch.add(g, buffers[k], alpha=self.momentum) for k, g in grad.items()}
+        if _counts(self.weight_decay):
+            grad = {k: _plus(g, self.weight_decay, x[k]) for k, g in grad.items()}
+        if _counts(self.momentum):
+            grad = {k: _plus(g, self.momentum, buffers[k]) for k, g in grad.items()}
             buffers = buffers | grad
         if lr is None:
-            moved = {k: torch.sub(x[k], g, alpha=self.lr) for k, g in grad.items()}
+            moved = {k: _minus(x[k], self.lr, g) for k, g in grad.items()}
         else:
             moved = {k: x[k] - lr * g for k, g in grad.items()}
         return x | moved, buffers
@@ -55,9 +73,9 @@ class Adam:
     Every parameter counts its own steps, as torch's do, so that a phase which moves some of them ages no other.
     """
 
-    lr: float
-    betas: tuple[float, float] = (0.9, 0.999)
-    weight_decay: float = 0.0
+    lr: Factor
+    betas: tuple[Factor, Factor] = (0.9, 0.999)
+    weight_decay: Factor = 0.0
     amsgrad: bool = False
     eps: float = 1e-8
 
@@ -69,8 +87,8 @@ class Adam:
 
     def step(self, x: Model, grad: Model, buffers: Buffers, lr: Tensor | None = None) -> tuple[Model, Buffers]:
         """Moves the names in ``grad`` only. ``lr`` overrides the constant rate, as a tensor of the download."""
-        if self.weight_decay:
-            grad = {k: torch.add(g, x[k], alpha=self.weight_decay) for k, g in grad.items()}
+        if _counts(self.weight_decay):
+            grad = {k: _plus(g, self.weight_decay, x[k]) for k, g in grad.items()}
         buffers = buffers | {k: self._remember(g, buffers[k]) for k, g in grad.items()}
         t = torch.stack([buffers[k]["t"] for k in grad])  # the scalars of all parameters in one operation each
         first, second = (-torch.expm1(t * _log(beta)) for beta in self.betas)  # 1 - beta^t, exact for small t too
@@ -88,5 +106,7 @@ class Adam:
         return {"m": m, "v": v, **top, "t": old["t"] + 1}
 
 
-def _log(beta: float) -> float:
+def _log(beta: Factor) -> Factor:
+    if isinstance(beta, Tensor):
+        return beta.log()
     return math.log(beta) if beta else -math.inf

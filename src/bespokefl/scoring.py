@@ -5,6 +5,7 @@ answers to all samples, which the phase then keeps in a buffer of a fixed size.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
 
@@ -86,20 +87,22 @@ def scored(
     return Program(program.begin, (*program.phases, phase), scoring.finish)
 
 
+@dataclass(frozen=True)
 class _Scoring:
-    def __init__(self, program: Program, outputs: Outputs, answers: Answers | None) -> None:
-        self._made_by, self._outputs, self._answers = program, outputs, answers
+    made_by: Program
+    outputs: Outputs
+    answers: Answers | None
 
     def enter(self, task: Task, down: Down, carry: Tree) -> Tally:
         zero = torch.zeros((), dtype=torch.float64)
         kept = {}
-        if (wanted := self._answers) is not None:
+        if (wanted := self.answers) is not None:
             kept["buffer"] = torch.zeros((wanted.rows, *wanted.shape), dtype=wanted.dtype(task))
             kept["next"] = torch.zeros((), dtype=torch.int64)
-        return Tally(self._made_by.finish(task, down, carry)[0]["model"], zero, zero, zero, kept)
+        return Tally(self.made_by.finish(task, down, carry)[0]["model"], zero, zero, zero, kept)
 
     def add(self, task: Task, down: Down, c: Tally, batch: Batch) -> Tally:
-        out = self._outputs(task, c.model, batch)
+        out = self.outputs(task, c.model, batch)
         hits = batch.sum(hit(out, batch.y)) if task.classifies else torch.zeros(())
         loss = batch.sum(task.per_sample(out, batch.y))
         answers = self._kept(c.answers, out)
@@ -111,16 +114,16 @@ class _Scoring:
         Padding lies behind the samples, so the next batch overwrites it, or nobody looks at it. A client that has
         finished may be computed on in a stack: its place stays inside of the buffer.
         """
-        if self._answers is None:
+        if self.answers is None:
             return answers
-        values, buffer = out if self._answers.outputs else out.argmax(1), answers["buffer"]
+        values, buffer = out if self.answers.outputs else out.argmax(1), answers["buffer"]
         places = answers["next"].clamp(max=len(buffer) - len(out)) + torch.arange(len(out), device=out.device)
         filled = buffer.index_copy(0, places, values.to(buffer.dtype))
         return {"buffer": filled, "next": answers["next"] + len(out)}
 
     def finish(self, task: Task, down: Down, c: Tally) -> tuple[dict[str, Tree], Tree]:
         found: dict[str, Tree] = {"hits": c.hits, "loss": c.loss, "n": c.n}
-        return (found if self._answers is None else found | {"answers": c.answers["buffer"]}), {}
+        return (found if self.answers is None else found | {"answers": c.answers["buffer"]}), {}
 
 
 def network_outputs(task: Task, model: Model, batch: Batch) -> Tensor:

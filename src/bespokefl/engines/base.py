@@ -78,6 +78,11 @@ class Job:
     seed: int
     round: int
 
+    @property
+    def fails_whole(self) -> bool:
+        """Whether an error is for who gave the job; else the engine looks for the clients that it comes from."""
+        return False
+
     def select(self, positions: Rows) -> "Job":
         """The same job for some of its clients."""
         index = torch.as_tensor(positions)

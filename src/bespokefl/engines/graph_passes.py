@@ -21,6 +21,7 @@ _IN_PLACE = {
     aten.sub.Tensor: aten.sub_.Tensor,
     aten.mul.Tensor: aten.mul_.Tensor,
     aten.lerp.Scalar: aten.lerp_.Scalar,
+    aten.addcmul.default: aten.addcmul_.default,
 }
 # Operations that may return their input's memory although their schemas do not say so.
 _VIEWS_BY_STEALTH = {

@@ -1,9 +1,9 @@
 """Several federations on one engine: what they ask for at the same time runs as one job.
 
-A GPU is not filled by one small federation. Runs of one method with several seeds do the same work on other samples:
-each has a thread and a seat, and when all that are seated wait for the engine, their jobs are joined, client by client,
-run as one, and taken apart again. Draws are keyed by each run's own seed, so its numbers are those that it has alone,
-up to the rounding of larger stacks.
+A GPU is not filled by one small federation. Runs of one method with several seeds do the same work on other samples,
+and those with several learning rates, say, do it by other numbers: each has a thread and a seat, and when all that are
+seated wait for the engine, their jobs are joined, client by client, run as one, and taken apart again. Draws are keyed
+by each run's own seed, so its numbers are those that it has alone, up to the rounding of larger stacks.
 """
 
 import threading
@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from bespokefl.engines.base import Engine, Job, Plans, Resident, Result, total_samples
+from bespokefl.engines.variants import Variant, Variants, outline
 from bespokefl.program import Rows
 from bespokefl.trees import Tree, concat, rows, tree_map
 
@@ -29,6 +30,11 @@ class Joined(Job):
     offsets: tuple[int, ...] = ()  # where the samples of each part begin in the joined data
     owner: Rows | None = None  # by client: the part that it is of,
     place: Rows | None = None  # and its row in it
+    varies: bool = False  # whether the parts' hyper-parameters are downloads
+
+    @property
+    def fails_whole(self) -> bool:
+        return self.varies
 
     def select(self, positions: Rows) -> "Joined":
         chosen = super().select(positions)
@@ -53,10 +59,14 @@ class Joined(Job):
 
 
 class Together:
-    """One engine for several federations, each of which gets a seat (an engine of its own, as it seems)."""
+    """One engine for several federations, each of which gets a seat (an engine of its own, as it seems).
 
-    def __init__(self, engine: Engine, seats: int) -> None:
+    ``variants`` are those of an earlier one on the same engine, whose traced functions then serve again.
+    """
+
+    def __init__(self, engine: Engine, seats: int, variants: Variants | None = None) -> None:
         self.engine = engine
+        self.variants = variants or Variants()
         self.seats = [Seat(self, number) for number in range(seats)]
         self._seated = set(range(seats))
         self._waiting: dict[int, Job] = {}
@@ -94,17 +104,41 @@ class Together:
         self._changed.notify_all()
 
     def _answer(self, jobs: Sequence[Job]) -> list[Result | BaseException]:
+        programs = [job.program for job in jobs]
+        variant = self.variants.of(programs)
+        if variant is None:
+            return self._answer_by_floats(jobs)
         if len(jobs) > 1:
             try:
-                return list(self._run_joined(jobs))
-            except Exception:  # one of them, perhaps: each is told what is wrong with it alone
+                return list(self._run_joined(jobs, variant))
+            except torch.OutOfMemoryError:
                 pass
+            except Exception:
+                if variant.varies:
+                    self.variants.refuse(programs)
+                    return self._answer_by_floats(jobs)
+                # Else it is one of them, perhaps: each is told what is wrong with it alone.
         return [_caught(self.engine.run, job) for job in jobs]
 
-    def _run_joined(self, jobs: Sequence[Job]) -> Sequence[Result]:
+    def _answer_by_floats(self, jobs: Sequence[Job]) -> list[Result | BaseException]:
+        """Only those with the same hyper-parameters are joined."""
+        alike: dict[Hashable, list[int]] = {}
+        for k, job in enumerate(jobs):
+            alike.setdefault(outline(job.program).floats, []).append(k)
+        answers = {
+            k: answer
+            for places in alike.values()
+            for k, answer in zip(places, self._answer([jobs[k] for k in places]), strict=True)
+        }
+        return [answers[k] for k in range(len(jobs))]
+
+    def _run_joined(self, jobs: Sequence[Job], variant: Variant) -> Sequence[Result]:
         data, offsets = self._joined_data([job.data for job in jobs])
-        joined = join(jobs, data, offsets)
-        return take_apart(joined, self.engine.run(joined))
+        joined = join(jobs, data, offsets, variant, self.engine.device)
+        result = self.engine.run(joined)
+        if variant.varies and result.failed:
+            raise next(iter(result.failed.values()))
+        return take_apart(joined, result)
 
     def _joined_data(self, parts: Sequence[Resident]) -> tuple[Resident, tuple[int, ...]]:
         key = tuple(id(part) for part in parts)
@@ -133,7 +167,9 @@ class Seat:
         self._together.engine.adopt(plan)
 
 
-def join(jobs: Sequence[Job], data: Resident, offsets: tuple[int, ...]) -> Joined:
+def join(
+    jobs: Sequence[Job], data: Resident, offsets: tuple[int, ...], variant: Variant, device: torch.device
+) -> Joined:
     """What differs between the jobs becomes the clients' own, what is one and the same stays shared."""
     sizes = [len(job.clients) for job in jobs]
     first = jobs[0]
@@ -148,10 +184,10 @@ def join(jobs: Sequence[Job], data: Resident, offsets: tuple[int, ...]) -> Joine
         first.task,
         data,
         {},
-        first.program,
+        variant.program,
         np.arange(sum(sizes)),
         shared,
-        own,
+        own | variant.download(sizes, first.task.dtype, device),
         concat([job.states for job in jobs]),
         first.seed,
         first.round,
@@ -159,6 +195,7 @@ def join(jobs: Sequence[Job], data: Resident, offsets: tuple[int, ...]) -> Joine
         offsets,
         np.repeat(np.arange(len(jobs)), sizes),
         np.concatenate([np.arange(n) for n in sizes]),
+        variant.varies,
     )
 
 
@@ -180,12 +217,12 @@ def take_apart(joined: Joined, result: Result) -> list[Result]:
 
 
 def _kind(job: Job) -> Hashable:
-    """Jobs that are alike in this run the same program on the same kinds of tensors."""
+    """Jobs that are alike in this run the same program, but for floats, on the same kinds of tensors."""
     if any(phase.batches.shared for phase in job.program.phases):
         return id(job)  # its clients meet the same samples, those of another job do not
     each = rows((dict(job.per_client), job.states), 0)
     flat, spec = pytree.tree_flatten((dict(job.shared), each))
-    return job.task, job.program, job.data.kind, spec, tuple((v.shape, v.dtype) for v in flat)
+    return job.task, outline(job.program).shape, job.data.kind, spec, tuple((v.shape, v.dtype) for v in flat)
 
 
 def _is_same(a: Tree, b: Tree) -> bool:

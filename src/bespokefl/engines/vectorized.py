@@ -135,6 +135,8 @@ class Vectorized:
             for part in [rows] if freed else np.array_split(rows, 2):
                 self._chunk(job, plans, part, answers)
         except Exception as error:
+            if job.fails_whole:
+                raise
             answers.add(rows, self._one_by_one(job, plans, rows, error))
 
     def _fast(self, job: Job, plans: Plans, rows: Rows) -> Result:
