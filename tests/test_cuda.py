@@ -5,11 +5,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.engines import seats
 from torch import nn
 
 from bespokefl.algorithms import ALGORITHMS, build_algorithm
 from bespokefl.data import FederatedData
 from bespokefl.engines import Engine, Sequential, Vectorized, steppers
+from bespokefl.engines.together import Together
 from bespokefl.federation import Federation
 from bespokefl.task import Task
 
@@ -117,3 +119,17 @@ def test_memory_limit_cuts_the_cohort(monkeypatch: pytest.MonkeyPatch) -> None:
     cut = federate("ditto", engine)
     assert engine.plan()["memory"] is not None
     torch.testing.assert_close(weights(cut), weights(federate("ditto", Vectorized("cuda"))), rtol=1e-10, atol=1e-10)
+
+
+@every_algorithm
+def test_runs_at_once_on_a_gpu_are_those_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steppers, "CALLS_BEFORE_CAPTURE", 1)
+    settings = [{"lr": lr, "momentum": 0.9, "local_epochs": 1, "batch_size": 4} for lr in (0.05, 0.03, 0.05)]
+    algorithms = [build_algorithm(name, own) for own in settings]
+    alone = [seats.results(seats.federation(one, Sequential("cuda"), k), 3) for k, one in enumerate(algorithms)]
+    work = [
+        lambda seat, k=k, one=one: seats.results(seats.federation(one, seat, k), 3) for k, one in enumerate(algorithms)
+    ]
+    for found, expected in zip(seats.side_by_side(Together(Vectorized("cuda"), 3), work), alone, strict=True):
+        for mine, theirs in zip(found, expected, strict=True):
+            torch.testing.assert_close(mine.cpu(), theirs.cpu(), rtol=1e-9, atol=1e-9)
