@@ -1,59 +1,70 @@
 """Fill the tables and pictures of docs/reproduction.md from the runs beside it: `python docs/make_reproduction.py`.
 
-The prose of the page is written by hand; what stands between `<!-- NAME -->` and `<!-- end -->` is made here from the
-compact forms of the runs in docs/reproduction/. To take finished runs into the collection:
+The prose of the page is written by hand. What stands between `<!-- KIND EXPERIMENT SETTING -->` and `<!-- end -->` is
+made here, from the compact forms of finished runs in docs/reproduction/ and the papers' numbers in experiments/.
+To take the runs of a setting into the collection:
 
-    python docs/make_reproduction.py --collect runs/pgfed-table1/cifar10-100 NAME "bespoke reproduce ..." "one H200, ..."
+    python docs/make_reproduction.py --collect FOLDER EXPERIMENT SETTING "the command" "the hardware, the date"
 """
 
 import argparse
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
+from bespokefl.config_file import read_parts
+from bespokefl.reproduce.comparison import paper_numbers
 from bespokefl.reproduce.digest import RunDigest, digest_runs, figure, read_digest, write_digest
 from bespokefl.reproduce.views import View
 
 DOCS = Path(__file__).resolve().parent
-PAGE = DOCS / "reproduction.md"
-RUNS = DOCS / "reproduction"
+PAGE, COLLECTION, IMAGES = DOCS / "reproduction.md", DOCS / "reproduction", DOCS / "images"
+EXPERIMENTS = DOCS.parent / "experiments"
 COMMAND = "python docs/make_reproduction.py"
 
-BLOCK = re.compile(r"(<!-- (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+BLOCK = re.compile(r"(<!-- (?P<kind>\w+) (?P<experiment>\S+) (?P<setting>\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+COLUMNS = {  # of a table, beside the paper's: heading, and what it shows of a run
+    "ours, last round": "personal:mean@last",
+    "std over clients": "personal:std@last",
+    "lowest 5 %": "personal:worst5@last",
+    "before averaging": "before_agg:mean@last",
+    "its lowest 5 %": "before_agg:worst5@last",
+    "global model": "global:mean@last",
+}
+DOTS = {  # of a picture: what is shown, with its colour and shape
+    "global:mean@last": ("global model", "#5b6670", "square"),
+    "personal:mean@last": ("the model that the method is scored by", "#0072B2", "circle"),
+    "before_agg:mean@last": ("before averaging", "#D55E00", "triangle-up"),
+}
+PAPERS_DOT = ("the paper's number (best test round)", "#1d2329", "stroke")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--collect", nargs=4, metavar=("FOLDER", "NAME", "COMMAND", "HARDWARE"))
-    given = parser.parse_args()
-    if given.collect:
-        folder, name, command, hardware = given.collect
-        RUNS.mkdir(exist_ok=True)
-        write_digest(RUNS / f"{name}.json", digest_runs(Path(folder)), {"command": command, "hardware": hardware})
-    draw_pictures()
-    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+class Table(NamedTuple):
+    """The runs of one setting, and what the paper has for it."""
+
+    about: dict[str, Any]  # how the runs were made
+    runs: dict[str, list[RunDigest]]  # by label, in the order of the experiment; a run for each seed
+    paper: dict[str, float]  # mean accuracies in percent
 
 
-def filled(text: str) -> str:
-    """The page with all its blocks made anew."""
-    return BLOCK.sub(lambda found: found[1] + BLOCKS[found["name"]]() + "\n" + found[3], text)
+def read_table(experiment: str, setting: str) -> Table:
+    about, runs = read_digest(stored(experiment, setting))
+    part = next(part for part in read_parts(EXPERIMENTS / f"{experiment}.toml") if part.name == setting)
+    labels = [choice.label for choice in part.experiment.algorithms]
+    by_label = {label: [run for run in runs if run["label"] == label] for label in labels}
+    present = {label: seeds for label, seeds in by_label.items() if seeds}
+    return Table(about, present, paper_numbers(part.experiment.paper).get("mean", {}))
 
 
-# numbers ----------------------------------------------------------------------------------------------
-
-
-def runs(name: str) -> dict[str, list[RunDigest]]:
-    """By label, a run for each seed."""
-    by_label: dict[str, list[RunDigest]] = {}
-    for run in read_digest(RUNS / f"{name}.json")[1]:
-        by_label.setdefault(run["label"], []).append(run)
-    return by_label
+def stored(experiment: str, setting: str) -> Path:
+    return COLLECTION / f"{experiment}-{setting}.json"
 
 
 def percent(seeds: Sequence[RunDigest], name: str) -> float | None:
-    """A view's figure in percent, the mean over seeds."""
+    """A view's figure, the mean over seeds."""
     view = View.named(name)
     assert view is not None, name
     found = [figure(run, view) for run in seeds]
@@ -61,8 +72,50 @@ def percent(seeds: Sequence[RunDigest], name: str) -> float | None:
     return 100 * fmean(known) if known and len(known) == len(found) else None
 
 
-def shown(value: float | None, decimals: int = 2) -> str:
-    return "-" if value is None else f"{value:.{decimals}f}"
+# blocks of the page -----------------------------------------------------------------------------------
+
+
+def numbers(experiment: str, setting: str) -> str:
+    """The paper's number, ours in the paper's way and in the honest one, and the models that it is not scored by."""
+    found = read_table(experiment, setting)
+    rows = []
+    for label, seeds in found.runs.items():
+        ours, paper = percent(seeds, "personal:mean@best_test"), found.paper.get(label)
+        difference = "" if paper is None or ours is None else f"{ours - paper:+.2f}"
+        config = seeds[0]["config"]
+        rate = f"{config['algorithm'].get('lr', config['train']['lr']):g}"
+        beside = [shown(percent(seeds, name)) for name in COLUMNS.values()]
+        rows.append([label, rate, "" if paper is None else shown(paper), shown(ours), difference, *beside])
+    return table(["method", "lr", "paper", "ours, best test round", "difference", *COLUMNS], rows)
+
+
+def made(experiment: str, setting: str) -> str:
+    """How the runs were made."""
+    found = read_table(experiment, setting)
+    seconds = {label: sum(run["figures"]["train_seconds"] for run in runs) for label, runs in found.runs.items()}
+    slowest = max(seconds, key=lambda label: seconds[label])
+    seeds = sorted({run["seed"] for runs in found.runs.values() for run in runs})
+    return (
+        f"`{found.about['command']}`; {found.about['hardware']}. "
+        f"{'Seed' if len(seeds) == 1 else 'Seeds'} {', '.join(map(str, seeds))}. The runs trained for "
+        f"{sum(seconds.values()):.0f} s in all, several at a time; {slowest} the longest, {seconds[slowest]:.0f} s."
+    )
+
+
+def picture(experiment: str, setting: str) -> str:
+    return f"![Accuracies by the model that is scored](images/{experiment}-{setting}.svg)"
+
+
+BLOCKS: dict[str, Callable[[str, str], str]] = {"numbers": numbers, "made": made, "picture": picture}
+
+
+def filled(text: str) -> str:
+    """The page with all its blocks made anew."""
+    return BLOCK.sub(lambda b: b[1] + BLOCKS[b["kind"]](b["experiment"], b["setting"]) + "\n" + b[BLOCK.groups], text)
+
+
+def shown(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
 
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -70,159 +123,66 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
 
 
-# PGFed, table 1 ---------------------------------------------------------------------------------------
-
-PGFED = "pgfed-table1-cifar10-100"
-PAPER = {"local": 67.39, "fedavg": 63.19, "fedrep": 72.30, "pgfed": 78.56, "pgfedmo": 78.74}
-ORDER = (
-    "local fedavg feddyn pfedme fedfomo apfl fedrep lg-fedavg fedper per-fedavg fedrod fedbabu pgfed pgfedmo".split()
-)
-
-
-def pgfed_table() -> str:
-    """The paper's number, ours in the paper's way and in the honest one, and the models that methods are not scored by."""
-    found = runs(PGFED)
-    rows = []
-    for label in ORDER:
-        seeds = found[label]
-        ours, paper = percent(seeds, "personal:mean@best_test"), PAPER.get(label)
-        rows.append(
-            [
-                label,
-                f"{learning_rate(seeds):g}",
-                "" if paper is None else f"{paper:.2f}",
-                shown(ours),
-                "" if paper is None or ours is None else f"{ours - paper:+.2f}",
-                *(
-                    shown(percent(seeds, name))
-                    for name in (
-                        "personal:mean@last",
-                        "personal:std@last",
-                        "personal:worst5@last",
-                        "before_agg:mean@last",
-                        "before_agg:worst5@last",
-                        "global:mean@last",
-                    )
-                ),
-            ]
-        )
-    return table(
-        [
-            "method",
-            "lr",
-            "paper",
-            "ours, best test round",
-            "difference",
-            "ours, last round",
-            "std over clients",
-            "lowest 5 %",
-            "before averaging",
-            "its lowest 5 %",
-            "global model",
-        ],
-        rows,
-    )
-
-
-def learning_rate(seeds: Sequence[RunDigest]) -> float:
-    rate: float = seeds[0]["config"]["algorithm"]["lr"]
-    return rate
-
-
-def pgfed_about() -> str:
-    about, kept = read_digest(RUNS / f"{PGFED}.json")
-    seconds = {label: sum(run["figures"]["train_seconds"] for run in seeds) for label, seeds in runs(PGFED).items()}
-    slowest = max(seconds, key=lambda label: seconds[label])
-    seeds = sorted({run["seed"] for run in kept})
-    return (
-        f"`{about['command']}`; {about['hardware']}. Seeds: {', '.join(map(str, seeds))}. Training took "
-        f"{sum(seconds.values()):.0f} s summed over the runs, some of which went side by side; {slowest} the most, "
-        f"{seconds[slowest]:.0f} s."
-    )
-
-
-BLOCKS: dict[str, Callable[[], str]] = {"pgfed-table": pgfed_table, "pgfed-about": pgfed_about}
-
-
 # pictures ---------------------------------------------------------------------------------------------
 
-SCORED = {"global:mean@last": "global model", "personal:mean@last": "the method's own", "before_agg:mean@last": "before averaging"}
 
+def draw(experiment: str, setting: str) -> None:
+    import vl_convert
 
-def draw_pictures() -> None:
-    (DOCS / "images" / "pgfed-table1.svg").write_text(svg(pgfed_picture()), encoding="utf-8")
-
-
-def pgfed_picture() -> dict[str, Any]:
-    found = runs(PGFED)
-    dots = [
-        {"method": label, "accuracy": value, "scored": text}
-        for label in ORDER
-        for name, text in SCORED.items()
-        if (value := percent(found[label], name)) is not None
+    found = read_table(experiment, setting)
+    values = [
+        {"method": label, "accuracy": value, "scored": DOTS[name][0]}
+        for label, seeds in found.runs.items()
+        for name in DOTS
+        if (value := percent(seeds, name)) is not None
     ]
-    papers = [{"method": label, "accuracy": value, "scored": "paper (best test round)"} for label, value in PAPER.items()]
-    return dot_plot(dots + papers, ORDER, "mean client accuracy in the last round, %")
+    values += [{"method": k, "accuracy": v, "scored": PAPERS_DOT[0]} for k, v in found.paper.items() if k in found.runs]
+    drawn = vl_convert.vegalite_to_svg(dot_plot(values, list(found.runs)))
+    (IMAGES / f"{experiment}-{setting}.svg").write_text(drawn, encoding="utf-8")
 
 
-def dot_plot(values: list[dict[str, Any]], order: Sequence[str], title: str) -> dict[str, Any]:
-    kinds = list(dict.fromkeys(value["scored"] for value in values))
-    colours = {"global model": "#5b6670", "the method's own": "#0072B2", "before averaging": "#D55E00"}
-    shapes = {"global model": "square", "the method's own": "circle", "before averaging": "triangle-up"}
-    mark = {
-        "scale": {
-            "domain": kinds,
-            "range": [colours.get(kind, "#1d2329") for kind in kinds],
-        },
-        "title": None,
-        "legend": {"orient": "top", "symbolSize": 90},
-    }
-    y = {"field": "method", "type": "nominal", "sort": list(order), "title": None}
+def dot_plot(values: list[dict[str, Any]], order: list[str]) -> dict[str, Any]:
+    names, colours, shapes = zip(*DOTS.values(), PAPERS_DOT, strict=True)
+    y = {"field": "method", "type": "nominal", "sort": order, "title": None}
+    title = "mean accuracy over clients, last round, %"
     x = {"field": "accuracy", "type": "quantitative", "title": title, "scale": {"zero": False}}
+
+    def by_kind(values: Sequence[str]) -> dict[str, Any]:
+        legend = {"orient": "top", "symbolSize": 90, "columns": 2, "labelLimit": 400}
+        scale = {"domain": names, "range": values}
+        return {"field": "scored", "type": "nominal", "scale": scale, "title": None, "legend": legend}
+
+    span = {"y": y, "x": {**x, "aggregate": "min"}, "x2": {"field": "accuracy", "aggregate": "max"}}
+    dots = {"y": y, "x": x, "color": by_kind(colours), "shape": by_kind(shapes)}
+    font = "Liberation Sans, Arial, Helvetica, sans-serif"
     return {
         "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
         "data": {"values": values},
         "width": 640,
         "height": {"step": 24},
-        "config": {"font": "Liberation Sans, Arial, sans-serif", "view": {"stroke": None}, "axis": {"gridColor": "#e3e7eb"}},
+        "background": "white",
+        "config": {"font": font, "view": {"stroke": None}, "axis": {"gridColor": "#e3e7eb", "labelFontSize": 12}},
         "layer": [
-            {
-                "mark": {"type": "rule", "color": "#c5ccd3", "strokeWidth": 2},
-                "encoding": {
-                    "y": y,
-                    "x": {**x, "aggregate": "min"},
-                    "x2": {"field": "accuracy", "aggregate": "max"},
-                },
-            },
-            {
-                "mark": {"type": "point", "filled": True, "size": 95, "opacity": 1},
-                "encoding": {
-                    "y": y,
-                    "x": x,
-                    "color": {"field": "scored", "type": "nominal", **mark},
-                    "shape": {
-                        "field": "scored",
-                        "type": "nominal",
-                        "scale": {"domain": kinds, "range": [shapes.get(kind, "stroke") for kind in kinds]},
-                        "title": None,
-                    },
-                    "tooltip": [{"field": "accuracy", "format": ".2f"}],
-                },
-            },
+            {"mark": {"type": "rule", "color": "#c5ccd3", "strokeWidth": 2}, "encoding": span},
+            {"mark": {"type": "point", "filled": True, "size": 95, "opacity": 1, "strokeWidth": 3}, "encoding": dots},
         ],
     }
 
 
-def svg(spec: dict[str, Any]) -> str:
-    import vl_convert
-
-    drawn: str = vl_convert.vegalite_to_svg(spec)
-    return drawn
-
-
-def numbers_on_the_page(text: str) -> Iterator[str]:
-    for found in BLOCK.finditer(text):
-        yield found["name"]
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--collect", nargs=5, metavar=("FOLDER", "EXPERIMENT", "SETTING", "COMMAND", "HARDWARE"))
+    given = parser.parse_args()
+    if given.collect:
+        folder, experiment, setting, command, hardware = given.collect
+        about = {"command": command, "hardware": hardware}
+        COLLECTION.mkdir(exist_ok=True)
+        write_digest(stored(experiment, setting), digest_runs(Path(folder)), about)
+    text = PAGE.read_text(encoding="utf-8")
+    for block in BLOCK.finditer(text):
+        if block["kind"] == "picture":
+            draw(block["experiment"], block["setting"])
+    PAGE.write_text(filled(text), encoding="utf-8")
 
 
 if __name__ == "__main__":
