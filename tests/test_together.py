@@ -8,7 +8,7 @@ import pytest
 
 from bespokefl.config_file import parse_experiment
 from bespokefl.experiment import Outcome, run_experiment
-from bespokefl.progress import Line
+from bespokefl.progress import Line, SideBySide
 from bespokefl.results.files import StoredRun, read_runs
 
 DOCUMENT: dict[str, Any] = {
@@ -98,3 +98,18 @@ def test_a_seed_that_fails_is_told_and_the_others_finish(tmp_path: Path, monkeyp
     assert sorted(folder.name for folder in outcome.finished) == ["seed-0", "seed-2"]
     assert any("seed 1: failed: RuntimeError: a broken disk" in note for note in heard.notes)
     assert "a broken disk" in (tmp_path / "fedavg" / "seed-1" / "error.txt").read_text()
+
+
+def test_when_the_shown_run_ends_another_is_shown() -> None:
+    heard = Heard()
+    first, second = SideBySide(heard, 2).of_runs
+    first.start("fedavg 1/2", 0, 3, 0)
+    second.start("fedavg 2/2", 0, 3, 0)
+    for run in (first, second):
+        run.round({"round": 1})
+    first.finish("pruned")
+    for round_ in (2, 3):
+        second.round({"round": round_})
+    second.finish("")
+    assert heard.starts == [("fedavg 1/2", 0), ("fedavg 2/2", 0)] and heard.rounds == [1, 2, 3] and heard.ends == 2
+    assert heard.notes == ["fedavg 1/2, seed 0: pruned"]

@@ -72,7 +72,7 @@ class EngineSection(Section):
     tf32: bool = True
     lanes: Positive | None = None
     stack: Positive | None = None
-    together: Positive = 1  # seeds of a method at once
+    together: Positive = 1  # runs of a method at once: seeds, and trials of `bespoke tune`
 
 
 class CheckpointSection(Section):

@@ -5,16 +5,19 @@ All that can be checked is checked before the first round. Data are loaded once 
 
 import tomllib
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from bespokefl import assembly
 from bespokefl.config import AlgorithmChoice, Experiment
 from bespokefl.data import FederatedData
+from bespokefl.engines import Engine
 from bespokefl.engines.together import Together
+from bespokefl.engines.variants import Variants
 from bespokefl.errors import InputError, RunError
 from bespokefl.interrupts import Interrupted, StopRequest, stop_on_signals
 from bespokefl.progress import Reporter, SideBySide
@@ -24,6 +27,8 @@ from bespokefl.run import Run, RunPlan
 from bespokefl.selection import choose_rule
 from bespokefl.tomlfile import dumps
 from bespokefl.tracking import TrackedRun, Tracking, make_tracking
+
+Result = TypeVar("Result")
 
 
 @dataclass
@@ -98,20 +103,36 @@ def _run_group(
     stop: StopRequest,
 ) -> list[bool]:
     """Runs of one method at the same time, as `_run_one` does each of them."""
-    if len(plans) == 1:
-        return [_run_one(experiment, kit, plans[0], data[plans[0].seed], reporters[0], stop)]
-    seats = Together(kit.engine, len(plans)).seats
 
-    def seated(k: int) -> bool:
+    def run(plan: RunPlan, reporter: Reporter, engine: Engine) -> bool:
+        return _run_one(experiment, kit._replace(engine=engine), plan, data[plan.seed], reporter, stop)
+
+    return side_by_side(kit.engine, [partial(run, *pair) for pair in zip(plans, reporters, strict=True)])
+
+
+def side_by_side(
+    engine: Engine, runs: Sequence[Callable[[Engine], Result]], variants: Variants | None = None
+) -> list[Result]:
+    """What runs return that go at the same time on one engine; alone, a run has it for itself.
+
+    If some of them raise, the others go on; then the first error is raised, an interruption only if there is no other.
+    """
+    if len(runs) == 1:
+        return [runs[0](engine)]
+    seats = Together(engine, len(runs), variants).seats
+
+    def seated(k: int) -> Result:
         try:
-            own = kit._replace(engine=seats[k])
-            return _run_one(experiment, own, plans[k], data[plans[k].seed], reporters[k], stop)
+            return runs[k](seats[k])
         finally:
             seats[k].leave()
 
-    with ThreadPoolExecutor(len(plans), "run") as threads:
-        runs = [threads.submit(seated, k) for k in range(len(plans))]
-    return [run.result() for run in runs]
+    with ThreadPoolExecutor(max(1, len(runs)), "run") as threads:
+        going = [threads.submit(seated, k) for k in range(len(runs))]
+    errors = [run.exception() for run in going]
+    for error in sorted(filter(None, errors), key=lambda error: isinstance(error, Interrupted)):
+        raise error
+    return [run.result() for run in going]
 
 
 def run_single(

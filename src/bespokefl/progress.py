@@ -98,18 +98,29 @@ class BarReporter:
 
 
 class SideBySide:
-    """One progress for several runs that go on at the same time: that of the first, and what any has to say."""
+    """One progress for several runs that go on at the same time: that of one of them, and what any has to say.
+
+    The first is shown; if it ends before the others, the next one that reports a round takes its place.
+    """
 
     def __init__(self, reporter: Reporter, runs: int) -> None:
         self._reporter, self._lock, self._going = reporter, threading.Lock(), runs
-        self.of_runs = [_OneOf(self, number == 0) for number in range(runs)]
+        self.of_runs = [_OneOf(self) for _ in range(runs)]
+        self._shown = self.of_runs[0]
 
-    def start(self, label: str, seed: int, rounds: int, done: int) -> None:
-        self._reporter.start(label, seed, rounds, done)
-
-    def round(self, line: Line) -> None:
+    def start(self, run: "_OneOf") -> None:
         with self._lock:
-            self._reporter.round(line)
+            if run is self._shown:
+                self._reporter.start(run.label, run.seed, run.rounds, run.done)
+
+    def round(self, run: "_OneOf", line: Line) -> None:
+        with self._lock:
+            if self._shown.is_over:
+                self._reporter.finish("")
+                self._shown = run
+                self._reporter.start(run.label, run.seed, run.rounds, line["round"] - 1)
+            if run is self._shown:
+                self._reporter.round(line)
 
     def finish(self, outcome: str) -> None:
         """A run is over; the progress is, with the last of them."""
@@ -128,20 +139,20 @@ class SideBySide:
 class _OneOf:
     """What one of the runs reports to."""
 
-    def __init__(self, group: SideBySide, shown: bool) -> None:
-        self._group, self._shown, self._name = group, shown, ""
+    def __init__(self, group: SideBySide) -> None:
+        self._group, self.is_over = group, False
+        self.label, self.seed, self.rounds, self.done = "", 0, 1, 0
 
     def start(self, label: str, seed: int, rounds: int, done: int) -> None:
-        self._name = f"{label}, seed {seed}"
-        if self._shown:
-            self._group.start(label, seed, rounds, done)
+        self.label, self.seed, self.rounds, self.done = label, seed, rounds, done
+        self._group.start(self)
 
     def round(self, line: Line) -> None:
-        if self._shown:
-            self._group.round(line)
+        self._group.round(self, line)
 
     def finish(self, outcome: str) -> None:
-        self._group.finish(f"{self._name}: {outcome}" if outcome else "")
+        self.is_over = True
+        self._group.finish(f"{self.label}, seed {self.seed}: {outcome}" if outcome else "")
 
     def note(self, text: str) -> None:
         self._group.note(text)

@@ -44,9 +44,9 @@ class Proposal:
 
 
 def propose(
-    space: Space, history: Sequence[Trial], *, trials: int | None, seed: int, prune: bool, rounds: int
+    space: Space, history: Sequence[Trial], *, trials: int | None, seed: int, prune: bool, rounds: int, ahead: int = 0
 ) -> Proposal:
-    """The next point of a grid, or what optuna's TPE sampler makes of the trials so far."""
+    """The next point of a grid, or a point so far ahead of it, or what optuna's TPE sampler makes of the history."""
     import optuna
 
     pruner = optuna.pruners.MedianPruner(TRIALS_BEFORE_PRUNING, int(ROUNDS_BEFORE_PRUNING * rounds))
@@ -59,7 +59,8 @@ def propose(
         study.add_trials([_frozen(trial, distributions) for trial in history])
         if space.is_grid:
             tried = [trial.parameters for trial in history]
-            study.enqueue_trial(next(point for point in space.points(trials, seed) if point not in tried))
+            untried = [point for point in space.points(trials, seed) if point not in tried]
+            study.enqueue_trial(untried[ahead])
         return Proposal(study.ask(distributions))
 
 

@@ -1,4 +1,4 @@
-"""The trials of a method, and the file that keeps them: written whole after each one."""
+"""The trials of a method, and the file that keeps them: written whole after each one, or several at once."""
 
 import json
 import tomllib
@@ -50,8 +50,9 @@ class TrialFile:
     def within(self, space: Space) -> list[Trial]:
         return [trial for trial in self.trials if trial.parameters in space]
 
-    def append(self, trial: Trial) -> None:
-        self.trials.append(trial)
+    def append(self, *trials: Trial) -> None:
+        """All of them or, if somebody pulls the plug, none."""
+        self.trials += trials
         lines = ",\n".join(f"  {_dump(asdict(trial))}" for trial in self.trials)
         head = ",\n".join(f" {json.dumps(key)}: {_dump(value)}" for key, value in self._head.items())
         write_atomically(self.path, f'{{\n{head},\n "trials": [\n{lines}\n ]\n}}\n')

@@ -1,11 +1,11 @@
-"""The trials of every method, one after another, and the experiment with the best values."""
+"""The trials of every method, and the experiment with the best values."""
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from statistics import fmean
-from typing import Any, Literal
+from typing import Literal
 
 from rich.console import Console
 
@@ -14,10 +14,12 @@ from bespokefl.algorithms import Setup
 from bespokefl.config import AlgorithmChoice, Experiment
 from bespokefl.config_file import experiment_document
 from bespokefl.data import FederatedData
+from bespokefl.engines import Engine
+from bespokefl.engines.variants import Variants
 from bespokefl.errors import InputError
-from bespokefl.experiment import make_folder, make_plan
+from bespokefl.experiment import make_folder, make_plan, side_by_side
 from bespokefl.interrupts import Interrupted, StopRequest, stop_on_signals
-from bespokefl.progress import LineReporter, Reporter
+from bespokefl.progress import LineReporter, Reporter, SideBySide
 from bespokefl.results import files
 from bespokefl.run import Run, RunPlan
 from bespokefl.selection import Rule, choose_rule
@@ -26,10 +28,9 @@ from bespokefl.tuning.space import Space, chosen, read_spaces
 from bespokefl.tuning.study import Proposal, need_optuna, propose
 from bespokefl.tuning.trials import Trial, TrialFile, best_of
 from bespokefl.tuning.validation import has_validation, without_test_samples
+from bespokefl.tuning.watching import RunWatch, TrialWatch
 
 FOLDER, TUNED = "tuning", "tuned.toml"
-
-Line = files.Line
 
 
 @dataclass(frozen=True)
@@ -177,68 +178,97 @@ class _Tuner:
         if before := len(stored.within(space)):
             self.reporter.note(f"{choice.label}: {before} of {budget} trials done before")
         kit = assembly.make_kit(self.experiment, choice, self.data[self.criterion.seeds[0]])
+        variants = Variants()
         while len(history := stored.within(space)) < budget:
-            name = f"{choice.label} {len(history) + 1}/{budget}"
             if stop.asked:
-                raise Interrupted(f"before trial {name}")
-            proposal = propose(
-                space,
-                history,
-                trials=self.section.trials,
-                seed=self.criterion.seeds[0],
-                prune=self.section.prune,
-                rounds=self.criterion.rounds,
-            )
-            stored.append(self._try(choice, kit, proposal, name, stop))
+                raise Interrupted(f"before trial {choice.label} {len(history) + 1}/{budget}")
+            watches = []
+            for number in range(len(history) + 1, min(len(history) + self._trials_at_once(space), budget) + 1):
+                proposal = propose(
+                    space,
+                    history,
+                    trials=self.section.trials,
+                    seed=self.criterion.seeds[0],
+                    prune=self.section.prune,
+                    rounds=self.criterion.rounds,
+                    ahead=number - len(history) - 1,
+                )
+                watches.append(self._watch(choice, proposal, number, budget, stop))
+            self._try(choice, kit, variants, watches, stop)
+            stored.append(*(watch.trial() for watch in watches))
             shutil.rmtree(self.folder / choice.label, ignore_errors=True)
 
-    def _try(
-        self, choice: AlgorithmChoice, kit: assembly.Kit, proposal: Proposal, name: str, stop: StopRequest
-    ) -> Trial:
-        """One choice of values, with every seed. It is resumed where an earlier call left it."""
+    def _trials_at_once(self, space: Space) -> int:
+        """The points of a grid are known ahead; a sampler waits for the trial before."""
+        return max(1, self.experiment.engine.together // len(self.data)) if space.is_grid else 1
+
+    def _watch(
+        self, choice: AlgorithmChoice, proposal: Proposal, number: int, budget: int, stop: StopRequest
+    ) -> TrialWatch:
+        """A trial with its runs, which are resumed where an earlier call left them."""
         variant = chosen(choice, proposal.parameters)
         values = ", ".join(f"{key.rpartition('.')[2]} {value}" for key, value in proposal.parameters.items())
-        watch = _Watch(self.reporter, self.section.metric, proposal, stop)
-        plans = [self._plan(variant, seed, f"{name} ({values})") for seed in self.data]
-        try:
-            kit = kit._replace(algorithm=assembly.make_algorithm(self.experiment, variant))
-            for plan in plans:
-                if not self._run(plan, kit, watch):
-                    return watch.trial("pruned")
-        except (Interrupted, OSError):  # a full disk says nothing about the values
-            raise
-        except Exception as error:
-            return watch.trial("failed", reason=f"{type(error).__name__}: {error}")
-        return _finished(watch, [files.read_json(plan.folder / files.SUMMARY) for plan in plans])
+        folder = self.folder / choice.label / f"trial-{number}"
+        label = f"{choice.label} {number}/{budget} ({values})"
+        plans = [self._plan(variant, seed, folder, label) for seed in self.data]
+        return TrialWatch(self.section.metric, proposal, plans, stop)
 
-    def _plan(self, variant: AlgorithmChoice, seed: int, label: str) -> RunPlan:
-        """A run in the method's working folder, emptied of any other run."""
+    def _plan(self, variant: AlgorithmChoice, seed: int, folder: Path, label: str) -> RunPlan:
+        """A run in the trial's working folder, emptied of any other run."""
         data = self.data[seed]
         document = assembly.resolved(
             self.experiment, variant, seed, data, assembly.make_task(self.experiment, seed, data)
         )
         plan = make_plan(self.experiment, variant, seed, self.folder, document)
+        plan = replace(plan, label=label, folder=folder / plan.folder.name)
         config = plan.folder / files.CONFIG
         if plan.folder.exists() and not (config.is_file() and config.read_text(encoding="utf-8") == dumps(document)):
             shutil.rmtree(plan.folder)
-        return replace(plan, label=label)
+        return plan
 
-    def _run(self, plan: RunPlan, kit: assembly.Kit, watch: "_Watch") -> bool:
-        """True if the run came to its end, False if it was pruned; Interrupted if somebody asked to stop."""
-        federation = assembly.make_federation(self.experiment, kit, plan.seed, self.data[plan.seed])
-        ending = "stopped"
-        watch.next_run(plan)
+    def _try(
+        self,
+        choice: AlgorithmChoice,
+        kit: assembly.Kit,
+        variants: Variants,
+        trials: Sequence[TrialWatch],
+        stop: StopRequest,
+    ) -> None:
+        """Trials with every seed, as many runs at the same time as may share the engine."""
+        runs: list[tuple[RunWatch, assembly.Kit]] = []
+        for trial in trials:
+            algorithm = assembly.make_algorithm(self.experiment, chosen(choice, trial.parameters))
+            runs += [(run, kit._replace(algorithm=algorithm)) for run in trial.runs]
+        together = self.experiment.engine.together
+        for first in range(0, len(runs), together):
+            going = [(run, own) for run, own in runs[first : first + together] if not run.trial.is_over]
+            if not going:
+                continue
+            shown = SideBySide(self.reporter, len(going)).of_runs if len(going) > 1 else [self.reporter]
+            pairs = zip(going, shown, strict=True)
+            side_by_side(
+                kit.engine, [partial(self._run, run, own, reporter, stop) for (run, own), reporter in pairs], variants
+            )
+
+    def _run(self, run: RunWatch, kit: assembly.Kit, reporter: Reporter, stop: StopRequest, engine: Engine) -> None:
+        """To the run's end or failure, which it remembers, or to its trial's end; Interrupted if asked to stop."""
+        plan, trial, ending = run.plan, run.trial, "stopped"
+        run.shown = reporter
         try:
-            complete = Run(plan, federation).execute(watch, watch.stop)
-            ending = "" if complete else "pruned" if watch.pruned else "stopped"
-        except Exception as error:
-            ending = f"failed: {type(error).__name__}: {error}"
+            kit = kit._replace(engine=engine)
+            federation = assembly.make_federation(self.experiment, kit, plan.seed, self.data[plan.seed])
+            complete = Run(plan, federation).execute(run, trial.stop)
+            ending = "" if complete else "pruned" if trial.pruned else "stopped"
+        except OSError as error:  # a full disk says nothing about the values
+            ending, stop.asked = f"failed: {type(error).__name__}: {error}", True
             raise
+        except Exception as error:
+            ending, run.error = f"failed: {type(error).__name__}: {error}", error
+            return
         finally:
-            watch.finish(ending)
-        if not complete and not watch.pruned:
+            run.finish(ending)
+        if not complete and not trial.pruned:
             raise Interrupted(f"after round {federation.rounds_done} of {plan.label}, seed {plan.seed}")
-        return complete
 
 
 def _for_trials(experiment: Experiment, seeds: tuple[int, ...]) -> Experiment:
@@ -250,71 +280,3 @@ def _for_trials(experiment: Experiment, seeds: tuple[int, ...]) -> Experiment:
         eval=experiment.eval.model_copy(update={"cross": False}),
         output=experiment.output.model_copy(update={"personal": False, "surface": False}),
     )
-
-
-def _finished(watch: "_Watch", summaries: list[dict[str, Any]]) -> Trial:
-    if any(summary[key] is None for summary in summaries for key in ("mean", "worst5")):
-        return watch.trial("failed", reason="the validation accuracy is not a number")
-    figures = {key: fmean(summary[key] for summary in summaries) for key in ("mean", "worst5")}
-    return watch.trial("complete", figures)
-
-
-class _Watch:
-    """Passes a trial's rounds on to the reporter, notes its curve, and asks the run to stop when it is to end early."""
-
-    def __init__(self, reporter: Reporter, metric: str, proposal: Proposal, stop_all: StopRequest) -> None:
-        self._reporter, self._metric, self._proposal, self._stop_all = reporter, metric, proposal, stop_all
-        self._plan: RunPlan | None = None
-        self._rounds, self._seconds = 0, 0.0
-        self._curve: list[tuple[int, float]] = []
-        self.pruned, self.stop = False, StopRequest()
-
-    def next_run(self, plan: RunPlan) -> None:
-        self._plan = plan
-
-    def start(self, label: str, seed: int, rounds: int, done: int) -> None:
-        assert self._plan is not None
-        for line in files.read_rounds(self._plan.folder / files.ROUNDS)[:done]:
-            self._note(line)
-        self._reporter.start(label, seed, rounds, done)
-
-    def round(self, line: Line) -> None:
-        assert self._plan is not None
-        self.pruned = self._note(line) and line["round"] < self._plan.rounds
-        self._reporter.round(line)
-        self.stop.asked = self.pruned or self._stop_all.asked
-
-    def finish(self, outcome: str) -> None:
-        self._reporter.finish(outcome)
-
-    def note(self, text: str) -> None:
-        self._reporter.note(text)
-
-    def _note(self, line: Line) -> bool:
-        """Whether the trial is to end here."""
-        self._rounds += 1
-        self._seconds += line["seconds"]
-        value = line[self._metric]
-        if value is None:
-            return False
-        self._curve.append((self._rounds, value))
-        return self._proposal.should_end(value, self._rounds)
-
-    def trial(
-        self,
-        state: Literal["complete", "pruned", "failed"],
-        figures: dict[str, float] | None = None,
-        reason: str | None = None,
-    ) -> Trial:
-        found = figures or {}
-        return Trial(
-            self._proposal.parameters,
-            state,
-            value=found.get(self._metric),
-            mean=found.get("mean"),
-            worst5=found.get("worst5"),
-            rounds=self._rounds,
-            seconds=self._seconds,
-            curve=self._curve,
-            reason=reason,
-        )
