@@ -61,7 +61,7 @@ def run_experiment(experiment: Experiment, out: Path, *, resume: bool, reporter:
         reporter.note("stopping after this round; once more to stop at once")
 
     with stop_on_signals(announce) as stop:
-        for seeds in _at_once(experiment):
+        for seeds in at_once(experiment):
             data: dict[int, FederatedData] = {}
             for choice in experiment.algorithms:
                 plans = []
@@ -88,7 +88,7 @@ def run_experiment(experiment: Experiment, out: Path, *, resume: bool, reporter:
     return outcome
 
 
-def _at_once(experiment: Experiment) -> list[tuple[int, ...]]:
+def at_once(experiment: Experiment) -> list[tuple[int, ...]]:
     """Groups of seeds whose runs of a method share the engine."""
     seeds, together = experiment.seeds, experiment.engine.together
     return [seeds[k : k + together] for k in range(0, len(seeds), together)]
@@ -135,20 +135,25 @@ def side_by_side(
     return [run.result() for run in going]
 
 
-def run_single(
+def run_seeds(
     experiment: Experiment,
     out: Path,
     label: str,
-    seed: int,
-    data: FederatedData,
-    reporter: Reporter,
+    data: Mapping[int, FederatedData],
+    reporters: Sequence[Reporter],
     stop: StopRequest,
-) -> bool:
-    """One run of an experiment that `prepare` found in order: True if it finished, False if it failed."""
+) -> list[bool]:
+    """Runs of an experiment that `prepare` found in order, at the same time: one for each seed that has data here.
+
+    True for each that finished, False if it failed; Interrupted if somebody asked to stop.
+    """
     choice = next(choice for choice in experiment.algorithms if choice.label == label)
-    kit = assembly.make_kit(experiment, choice, data)
-    document = assembly.resolved(experiment, choice, seed, data, assembly.make_task(experiment, seed, data))
-    return _run_one(experiment, kit, make_plan(experiment, choice, seed, out, document), data, reporter, stop)
+    plans = []
+    for seed, own in data.items():
+        document = assembly.resolved(experiment, choice, seed, own, assembly.make_task(experiment, seed, own))
+        plans.append(make_plan(experiment, choice, seed, out, document))
+    kit = assembly.make_kit(experiment, choice, data[plans[0].seed])
+    return _run_group(experiment, kit, plans, data, reporters, stop)
 
 
 def _run_one(

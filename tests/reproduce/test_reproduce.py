@@ -157,6 +157,32 @@ def test_side_by_side_gives_the_same_numbers(
     assert (out / "first/partition-seed-1.csv").read_text() == (serial[0] / "first/partition-seed-1.csv").read_text()
 
 
+def test_seeds_that_share_an_engine_give_the_same_numbers(
+    here: Path, serial: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(here)
+    options = ["--set", "engine.together=2", "--set", "engine.precision=float64"]
+    only = ["--only", "first/local", "--only", "first/fedavg"]
+    result = bespoke("reproduce", "table", "--out", tmp_path / "a", "--jobs", 2, *only, *options)
+    assert result.exit_code == 0, result.output
+    assert "4 runs, 4 at a time" in result.output
+    again = bespoke("reproduce", "table", "--out", tmp_path / "a", "--jobs", 2, *only, *options)
+    assert again.exit_code == 0 and "4 runs finished before, skipped; 0 to run" in again.output
+    alone = bespoke("reproduce", "table", "--out", tmp_path / "b", "--jobs", 1, *only, *options[2:])
+    assert alone.exit_code == 0, alone.output
+    for label in ("local", "fedavg"):
+        for seed in (0, 1):
+            ours, theirs = (untimed(tmp_path / out / f"first/{label}/seed-{seed}") for out in "ab")
+            for found, expected in zip(ours[0], theirs[0], strict=True):
+                assert found["clients"] == expected["clients"]
+                assert [found[key] for key in ("mean", "loss")] == pytest.approx(
+                    [expected[k] for k in ("mean", "loss")]
+                )
+    for seed in (0, 1):
+        name = f"first/partition-seed-{seed}.csv"
+        assert (tmp_path / "a" / name).read_text() == (serial[0] / name).read_text()
+
+
 def test_finished_runs_are_skipped(here: Path, serial: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(here)
     out, _ = serial
@@ -216,6 +242,47 @@ def test_a_failed_run_does_not_stop_the_others(here: Path, tmp_path: Path, monke
     assert "on purpose" in (tmp_path / "first/Raises/seed-0/error.txt").read_text()
     assert "exit code 9" in (tmp_path / "first/Dies/seed-0/error.txt").read_text()
     assert (tmp_path / "first/local/seed-0/summary.json").is_file()
+
+
+@pytest.mark.slow
+def test_a_seed_that_fails_does_not_stop_those_beside_it(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(here)
+    (here / "fragile.py").write_text(
+        "import os\nfrom dataclasses import dataclass\nfrom typing import ClassVar\n"
+        "from bespokefl.algorithms.fedavg import FedAvg\n"
+        "@dataclass(frozen=True)\nclass Raises(FedAvg):\n    name: ClassVar[str] = 'raises'\n"
+        "    def round(self, server, cohort):\n"
+        "        if cohort.site.seed == 1:\n            raise ArithmeticError('on purpose')\n"
+        "        return super().round(server, cohort)\n"
+        "@dataclass(frozen=True)\nclass Dies(FedAvg):\n    name: ClassVar[str] = 'dies'\n"
+        "    def round(self, server, cohort):\n        os._exit(9)\n"
+    )
+    monkeypatch.syspath_prepend(str(here))
+    table = TABLE.replace(
+        TABLE.split("\n")[2], 'algorithms = [{name="fragile:Dies"}, {name="fragile:Raises"}, "local"]'
+    )
+    (here / "experiments" / "fragile.toml").write_text(table)
+    options = [
+        "--out",
+        tmp_path,
+        "--jobs",
+        2,
+        "--only",
+        "first",
+        "--set",
+        "engine.together=3",
+        "--set",
+        "seeds=[0,1,2]",
+    ]
+    result = bespoke("reproduce", "fragile", *options)
+    assert result.exit_code == 1, result.output
+    assert "on purpose" in (tmp_path / "first/Raises/seed-1/error.txt").read_text()
+    for label, seed in (("Raises", 0), ("Raises", 2), ("local", 0), ("local", 1), ("local", 2)):
+        assert (tmp_path / f"first/{label}/seed-{seed}/summary.json").is_file()
+    for seed in (0, 1, 2):
+        assert "exit code 9" in (tmp_path / f"first/Dies/seed-{seed}/error.txt").read_text()
 
 
 @pytest.mark.slow

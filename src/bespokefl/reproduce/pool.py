@@ -1,12 +1,14 @@
-"""Several runs at a time, each in a process of its own; on CPUs they share the cores, on GPUs each has one.
+"""Several runs at a time, in processes of their own; on CPUs they share the cores, on GPUs each has one.
 
-A run draws the same numbers in whatever process it goes. A process that dies takes only its run with it.
+A process has one run, or the seeds of a method that share an engine. A run draws the same numbers in whatever process
+it goes, and one that fails stops no other. A process that dies takes only its own runs with it.
 """
 
 import multiprocessing
 import multiprocessing.synchronize
 import os
 import signal
+import threading
 import warnings
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -20,7 +22,7 @@ import torch
 from bespokefl import assembly
 from bespokefl.config import Experiment
 from bespokefl.data import FederatedData
-from bespokefl.experiment import Outcome, explain, run_single
+from bespokefl.experiment import Outcome, explain, run_seeds
 from bespokefl.interrupts import Interrupted, StopRequest
 from bespokefl.progress import Line, Reporter
 from bespokefl.results import files
@@ -31,18 +33,14 @@ PAUSE = 0.5  # seconds between two looks at whether somebody asked to stop
 
 @dataclass(frozen=True)
 class Job:
-    """One run."""
+    """Runs of one method that share an engine: one for each seed."""
 
     experiment: Experiment
     out: Path
     label: str
-    seed: int
+    folders: dict[int, Path]  # by seed
     name: str  # for people: with the setting
-    describes: bool  # whether it also writes what the clients' data look like
-
-    @property
-    def folder(self) -> Path:
-        return self.out / self.label / f"seed-{self.seed}"
+    describes: tuple[int, ...]  # seeds of which it also writes what the clients' data look like
 
 
 def gpus(experiment: Experiment) -> list[str]:
@@ -60,17 +58,20 @@ def free_workers(experiment: Experiment) -> int:
     return len(gpus(experiment)) or len(_cores())
 
 
-def run_jobs(jobs: Sequence[Job], reporters: Sequence[Reporter], stop: StopRequest) -> Outcome:
-    """Run all, as many at a time as there are reporters; a run that fails is recorded, and the others go on."""
+def run_jobs(jobs: Sequence[Job], reporters: Sequence[Sequence[Reporter]], stop: StopRequest) -> Outcome:
+    """Run all, in as many processes as there are groups of reporters, each with one for every seed of a job.
+
+    A run that fails is recorded, and the others go on.
+    """
     context = multiprocessing.get_context("spawn")
     asked = context.Event()
     pending, outcome = deque(jobs), Outcome()
     interrupted: list[str] = []
     names = gpus(jobs[0].experiment)
     places = []
-    for number, reporter in enumerate(reporters):
+    for number, shown in enumerate(reporters):
         share = _Share(number, len(reporters), names[number % len(names)] if names else None)
-        places.append(_Place(context, share, asked, reporter))
+        places.append(_Place(context, share, asked, shown))
     try:
         while (pending and not stop.asked) or any(place.job for place in places):
             if stop.asked:
@@ -101,10 +102,11 @@ class _Place:
     """A worker process as its master sees it; a new one takes the place of one that died."""
 
     def __init__(
-        self, context: Any, share: _Share, asked: multiprocessing.synchronize.Event, reporter: Reporter
+        self, context: Any, share: _Share, asked: multiprocessing.synchronize.Event, reporters: Sequence[Reporter]
     ) -> None:
-        self._context, self._share, self._asked, self._reporter = context, share, asked, reporter
+        self._context, self._share, self._asked, self._reporters = context, share, asked, reporters
         self.job: Job | None = None
+        self._over: set[int] = set()  # which of the job's runs are
         self._start()
 
     def _start(self) -> None:
@@ -114,7 +116,7 @@ class _Place:
         theirs.close()  # so that its end is noticed here
 
     def give(self, job: Job) -> None:
-        self.job = job
+        self.job, self._over = job, set()
         self.connection.send(job)
 
     def listen(self, outcome: Outcome, interrupted: list[str]) -> None:
@@ -126,9 +128,12 @@ class _Place:
         except (EOFError, ConnectionError):
             self._process.join()
             reason = f"the process of this run ended by itself (exit code {self._process.exitcode}); out of memory?"
-            files.write_atomically(job.folder / files.ERROR, f"{reason}\n")
-            self._reporter.finish(f"failed: {reason}")
-            outcome.failed.append(job.folder)
+            for number, folder in enumerate(job.folders.values()):
+                if number not in self._over:
+                    files.write_atomically(folder / files.ERROR, f"{reason}\n")
+                    self._reporters[number].finish(f"failed: {reason}")
+                whole = number in self._over and (folder / files.SUMMARY).is_file()
+                (outcome.finished if whole else outcome.failed).append(folder)
             self.job = None
             self._start()
             return
@@ -138,9 +143,13 @@ class _Place:
             if stopped is not None:
                 interrupted.append(stopped)
             else:
-                (outcome.finished if finished else outcome.failed).append(job.folder)
+                for seed, folder in job.folders.items():
+                    (outcome.finished if seed in finished else outcome.failed).append(folder)
         else:
-            getattr(self._reporter, kind)(*content)
+            number, *told = content
+            if kind == "finish":
+                self._over.add(number)
+            getattr(self._reporters[number], kind)(*told)
 
     def close(self) -> None:
         """A worker without a job ends by itself; one that is still busy is stopped, its checkpoints are whole."""
@@ -169,22 +178,22 @@ class _Shared(StopRequest):
 
 
 class _Messenger:
-    """A reporter that tells the master."""
+    """A reporter that tells the master, for one of the runs."""
 
-    def __init__(self, send: Callable[[tuple[Any, ...]], None], name: str) -> None:
-        self._send, self._name = send, name
+    def __init__(self, send: Callable[[tuple[Any, ...]], None], number: int, name: str) -> None:
+        self._send, self._number, self._name = send, number, name
 
     def start(self, label: str, seed: int, rounds: int, done: int) -> None:
-        self._send(("start", self._name, seed, rounds, done))
+        self._send(("start", self._number, self._name, seed, rounds, done))
 
     def round(self, line: Line) -> None:
-        self._send(("round", line))
+        self._send(("round", self._number, line))
 
     def finish(self, outcome: str) -> None:
-        self._send(("finish", outcome))
+        self._send(("finish", self._number, outcome))
 
     def note(self, text: str) -> None:
-        self._send(("note", text))
+        self._send(("note", self._number, text))
 
 
 def _work(connection: Connection, event: multiprocessing.synchronize.Event, share: _Share) -> None:
@@ -194,28 +203,54 @@ def _work(connection: Connection, event: multiprocessing.synchronize.Event, shar
     warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"
     _take(share)
     stop = _Shared(event)
-    held: tuple[Any, FederatedData] | None = None  # the data of the last run: the next one often needs the same
+    held: dict[Any, FederatedData] = {}  # the data of the last runs: the next ones often need the same
+    speaking = threading.Lock()
+
+    def send(message: tuple[Any, ...]) -> None:
+        with speaking:  # runs that share an engine are threads
+            connection.send(message)
+
     while True:
         try:
             job: Job = connection.recv()
         except (EOFError, ConnectionError):
             return
-        messenger = _Messenger(connection.send, job.name)
-        finished, stopped = False, None
+        send(("done", *_do(job, held, send, stop)))
+
+
+def _do(
+    job: Job, held: dict[Any, FederatedData], send: Callable[[tuple[Any, ...]], None], stop: StopRequest
+) -> tuple[list[int], str | None]:
+    """The seeds whose runs finished, and where they stopped if somebody asked for it."""
+    messengers = {seed: _Messenger(send, number, job.name) for number, seed in enumerate(job.folders)}
+
+    def failed(seed: int, error: Exception) -> None:
+        files.write_atomically(job.folders[seed] / files.ERROR, explain(error))
+        messengers[seed].note(f"{job.name}, seed {seed}: failed: {type(error).__name__}: {error}")
+
+    for key in held.keys() - {(job.out, seed) for seed in job.folders}:
+        del held[key]  # before others are loaded: both may not fit
+    data = {}
+    for seed in job.folders:
         try:
-            key = (job.out, job.seed)
-            if held is None or held[0] != key:
-                held = None  # before the next is loaded: both may not fit
-                held = key, assembly.load_data(job.experiment, job.seed)
-            if job.describes:
-                write_partition(partition_file(job.out, job.seed), held[1])
-            finished = run_single(job.experiment, job.out, job.label, job.seed, held[1], messenger, stop)
-        except Interrupted as interrupt:
-            stopped = str(interrupt)
-        except Exception as error:  # of loading: those of the run itself are recorded by `run_single`
-            files.write_atomically(job.folder / files.ERROR, explain(error))
-            messenger.note(f"{job.name}, seed {job.seed}: failed: {type(error).__name__}: {error}")
-        connection.send(("done", finished, stopped))
+            if (job.out, seed) not in held:
+                held[job.out, seed] = assembly.load_data(job.experiment, seed)
+            if seed in job.describes:
+                write_partition(partition_file(job.out, seed), held[job.out, seed])
+            data[seed] = held[job.out, seed]
+        except Exception as error:
+            failed(seed, error)
+    if not data:
+        return [], None
+    try:
+        done = run_seeds(job.experiment, job.out, job.label, data, [messengers[seed] for seed in data], stop)
+    except Interrupted as interrupt:
+        return [], str(interrupt)
+    except Exception as error:  # before they began: those of a run itself are recorded by `run_seeds`
+        for seed in data:
+            failed(seed, error)
+        return [], None
+    return [seed for seed, whole in zip(data, done, strict=True) if whole], None
 
 
 def _take(share: _Share) -> None:

@@ -14,7 +14,7 @@ from bespokefl.config_file import read_parts
 from bespokefl.data import SOURCES
 from bespokefl.data.sources.base import FilesMissing
 from bespokefl.errors import InputError
-from bespokefl.experiment import Outcome, prepare, run_experiment
+from bespokefl.experiment import Outcome, at_once, prepare, run_experiment
 from bespokefl.interrupts import stop_on_signals
 from bespokefl.overrides import Setting
 from bespokefl.progress import make_reporter, several_reporters
@@ -143,25 +143,33 @@ def _run(request: Request, settings: Sequence[_Setting], console: Console) -> Ou
     outcome = Outcome()
     jobs: list[Job] = []
     for setting in settings:
-        described: set[int] = set()
-        for (label, seed), plan in setting.plans.items():
-            if plan.folder in setting.finished:
-                outcome.finished.append(plan.folder)
-                continue
-            name = "/".join(part for part in (setting.part.name, label) if part)
-            jobs.append(Job(setting.chosen, setting.folder, label, seed, name, describes=seed not in described))
-            described.add(seed)
+        outcome.finished += [plan.folder for plan in setting.plans.values() if plan.folder in setting.finished]
+        jobs += _jobs(setting)
+    runs = sum(len(job.folders) for job in jobs)
     if outcome.finished:
-        console.print(f"{len(outcome.finished)} runs finished before, skipped; {len(jobs)} to run", highlight=False)
+        console.print(f"{len(outcome.finished)} runs finished before, skipped; {runs} to run", highlight=False)
     if not jobs:
         return outcome
     workers = min(request.jobs or free_workers(jobs[0].experiment), len(jobs))
-    run = _in_turn if workers == 1 else _side_by_side
-    new = run(settings, jobs, workers, console)
+    new = _in_turn(settings, jobs, console) if workers == 1 else _side_by_side(jobs, runs, workers, console)
     return Outcome(outcome.finished + new.finished, outcome.failed + new.failed)
 
 
-def _in_turn(settings: Sequence[_Setting], jobs: Sequence[Job], workers: int, console: Console) -> Outcome:
+def _jobs(setting: _Setting) -> Iterator[Job]:
+    """What is not finished of a setting; seeds of a method that share an engine are one job."""
+    described: set[int] = set()
+    for seeds in at_once(setting.chosen) if setting.plans else []:
+        for choice in setting.chosen.algorithms:
+            folders = {seed: setting.plans[choice.label, seed].folder for seed in seeds}
+            folders = {seed: folder for seed, folder in folders.items() if folder not in setting.finished}
+            if folders:
+                name = "/".join(part for part in (setting.part.name, choice.label) if part)
+                new = tuple(seed for seed in folders if seed not in described)
+                yield Job(setting.chosen, setting.folder, choice.label, folders, name, describes=new)
+                described.update(new)
+
+
+def _in_turn(settings: Sequence[_Setting], jobs: Sequence[Job], console: Console) -> Outcome:
     """One run after another in this process, where the runs of a setting share their data."""
     outcome = Outcome()
     reporter = make_reporter(console, lines_per_run=4)
@@ -175,13 +183,14 @@ def _in_turn(settings: Sequence[_Setting], jobs: Sequence[Job], workers: int, co
     return outcome
 
 
-def _side_by_side(settings: Sequence[_Setting], jobs: Sequence[Job], workers: int, console: Console) -> Outcome:
-    console.print(f"{len(jobs)} runs, {workers} at a time", highlight=False)
+def _side_by_side(jobs: Sequence[Job], runs: int, workers: int, console: Console) -> Outcome:
+    most = max(len(job.folders) for job in jobs)
+    console.print(f"{runs} runs, {workers * most} at a time", highlight=False)
 
     def announce() -> None:
         console.print("stopping after these rounds; once more to stop at once", highlight=False)
 
     with contextlib.ExitStack() as stack:
-        reporters = stack.enter_context(several_reporters(console, workers, len(jobs)))
+        reporters = stack.enter_context(several_reporters(console, workers * most, runs))
         stop = stack.enter_context(stop_on_signals(announce))
-        return run_jobs(jobs, reporters, stop)
+        return run_jobs(jobs, [reporters[k::workers] for k in range(workers)], stop)
