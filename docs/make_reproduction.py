@@ -2,12 +2,14 @@
 
 The prose of the page is written by hand. What stands between `<!-- KIND EXPERIMENT SETTING -->` and `<!-- end -->` is
 made here, from the compact forms of finished runs in docs/reproduction/ and the papers' numbers in experiments/.
-To take the runs of a setting into the collection:
+To take the runs of a setting into the collection (beside those that it holds), or the trials of `bespoke tune`:
 
     python docs/make_reproduction.py --collect FOLDER EXPERIMENT SETTING "the command" "the hardware, the date"
+    python docs/make_reproduction.py --collect-trials FOLDER EXPERIMENT SETTING "the command" "the hardware, the date"
 """
 
 import argparse
+import json
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -39,7 +41,7 @@ DOTS = {  # of a picture: what is shown, with its colour and shape
     "personal:mean@last": ("the model that the method is scored by", "#0072B2", "circle"),
     "before_agg:mean@last": ("before averaging", "#D55E00", "triangle-up"),
 }
-PAPERS_DOT = ("the paper's number (best test round)", "#1d2329", "stroke")
+PAPERS_DOT = ("the paper's number (best test round)", "#1d2329", "diamond")
 
 
 class Table(NamedTuple):
@@ -61,6 +63,10 @@ def read_table(experiment: str, setting: str) -> Table:
 
 def stored(experiment: str, setting: str) -> Path:
     return COLLECTION / f"{experiment}-{setting}.json"
+
+
+def trials_of(experiment: str, setting: str) -> Path:
+    return COLLECTION / f"{experiment}-{setting}-trials.json"
 
 
 def percent(seeds: Sequence[RunDigest], name: str) -> float | None:
@@ -106,7 +112,26 @@ def picture(experiment: str, setting: str) -> str:
     return f"![Accuracies by the model that is scored](images/{experiment}-{setting}.svg)"
 
 
-BLOCKS: dict[str, Callable[[str, str], str]] = {"numbers": numbers, "made": made, "picture": picture}
+def rates(experiment: str, setting: str) -> str:
+    """What validation samples said of every learning rate."""
+    found = json.loads(trials_of(experiment, setting).read_text(encoding="utf-8"))
+    tried = sorted({trial["parameters"]["train.lr"] for trials in found["methods"].values() for trial in trials})[::-1]
+    rows = []
+    for label, trials in found["methods"].items():
+        by_rate = {trial["parameters"]["train.lr"]: trial["mean"] for trial in trials}
+        best = max(by_rate, key=lambda rate: by_rate[rate] or 0.0)
+        cells = [shown(None if by_rate[rate] is None else 100 * by_rate[rate]) for rate in tried]
+        rows.append([label, *(f"**{c}**" if rate == best else c for rate, c in zip(tried, cells, strict=True))])
+    made_by = f"`{found['about']['command']}`; {found['about']['hardware']}."
+    return table(["method", *(f"lr {rate:g}" for rate in tried)], rows) + f"\n\n{made_by}"
+
+
+BLOCKS: dict[str, Callable[[str, str], str]] = {
+    "numbers": numbers,
+    "made": made,
+    "picture": picture,
+    "rates": rates,
+}
 
 
 def filled(text: str) -> str:
@@ -152,6 +177,7 @@ def dot_plot(values: list[dict[str, Any]], order: list[str]) -> dict[str, Any]:
         scale = {"domain": names, "range": values}
         return {"field": "scored", "type": "nominal", "scale": scale, "title": None, "legend": legend}
 
+    ours = [{"filter": {"not": {"field": "scored", "equal": PAPERS_DOT[0]}}}]
     span = {"y": y, "x": {**x, "aggregate": "min"}, "x2": {"field": "accuracy", "aggregate": "max"}}
     dots = {"y": y, "x": x, "color": by_kind(colours), "shape": by_kind(shapes)}
     font = "Liberation Sans, Arial, Helvetica, sans-serif"
@@ -163,21 +189,45 @@ def dot_plot(values: list[dict[str, Any]], order: list[str]) -> dict[str, Any]:
         "background": "white",
         "config": {"font": font, "view": {"stroke": None}, "axis": {"gridColor": "#e3e7eb", "labelFontSize": 12}},
         "layer": [
-            {"mark": {"type": "rule", "color": "#c5ccd3", "strokeWidth": 2}, "encoding": span},
+            {"transform": ours, "mark": {"type": "rule", "color": "#c5ccd3", "strokeWidth": 2}, "encoding": span},
             {"mark": {"type": "point", "filled": True, "size": 95, "opacity": 1, "strokeWidth": 3}, "encoding": dots},
         ],
     }
 
 
+# collecting -------------------------------------------------------------------------------------------
+
+
+def collect(folder: str, experiment: str, setting: str, command: str, hardware: str) -> None:
+    """A run takes the place of an earlier one of the same method and seed."""
+    path = stored(experiment, setting)
+    before = read_digest(path)[1] if path.exists() else []
+    runs = {(run["label"], run["seed"]): run for run in [*before, *digest_runs(Path(folder))]}
+    write_digest(path, [runs[key] for key in sorted(runs)], {"command": command, "hardware": hardware})
+
+
+def collect_trials(folder: str, experiment: str, setting: str, command: str, hardware: str) -> None:
+    part = next(part for part in read_parts(EXPERIMENTS / f"{experiment}.toml") if part.name == setting)
+    found = {path.stem: json.loads(path.read_text()) for path in Path(folder).glob("**/tuning/*.json")}
+    labels = [choice.label for choice in part.experiment.algorithms if choice.label in found]
+    content = {
+        "about": {"command": command, "hardware": hardware},
+        "methods": {label: found[label]["trials"] for label in labels},
+    }
+    trials_of(experiment, setting).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--collect", nargs=5, metavar=("FOLDER", "EXPERIMENT", "SETTING", "COMMAND", "HARDWARE"))
+    what = ("FOLDER", "EXPERIMENT", "SETTING", "COMMAND", "HARDWARE")
+    parser.add_argument("--collect", nargs=5, metavar=what)
+    parser.add_argument("--collect-trials", nargs=5, metavar=what)
     given = parser.parse_args()
+    COLLECTION.mkdir(exist_ok=True)
     if given.collect:
-        folder, experiment, setting, command, hardware = given.collect
-        about = {"command": command, "hardware": hardware}
-        COLLECTION.mkdir(exist_ok=True)
-        write_digest(stored(experiment, setting), digest_runs(Path(folder)), about)
+        collect(*given.collect)
+    if given.collect_trials:
+        collect_trials(*given.collect_trials)
     text = PAGE.read_text(encoding="utf-8")
     for block in BLOCK.finditer(text):
         if block["kind"] == "picture":

@@ -5,7 +5,7 @@ import os
 import pytest
 import torch
 
-from bespokefl.engines.memory import free_bytes, peak_bytes
+from bespokefl.engines.memory import free_bytes, peak_bytes, share_card
 
 CPU = torch.device("cpu")
 
@@ -30,3 +30,26 @@ def test_memory_of_a_gpu() -> None:
     block = torch.ones(2**26, dtype=torch.uint8, device=device)
     assert peak_bytes(device) >= block.numel()
     assert 0 < free_bytes(device) < torch.cuda.get_device_properties(device).total_memory
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_process_that_shares_its_card_has_its_part_only() -> None:
+    device = torch.device("cuda")
+    whole = free_bytes(device)
+    try:
+        share_card(4)
+        assert free_bytes(device) <= min(whole, torch.cuda.get_device_properties(device).total_memory // 4)
+        with pytest.raises(torch.OutOfMemoryError):
+            torch.empty(whole // 2, dtype=torch.uint8, device=device)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+def test_the_part_of_a_card_bounds_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (700, 1000))
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 100)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 150)
+    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda device: 1.0)
+    assert free_bytes(torch.device("cuda")) == 750
+    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda device: 0.25)
+    assert free_bytes(torch.device("cuda")) == 150  # a quarter of 1000, of which 100 are taken

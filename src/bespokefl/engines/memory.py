@@ -11,14 +11,22 @@ import torch
 def free_bytes(device: torch.device) -> int:
     """Memory that a run may still take on the device."""
     if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return int(free + cached)
+        free, total = torch.cuda.mem_get_info(device)
+        allocated = torch.cuda.memory_allocated(device)
+        cached = torch.cuda.memory_reserved(device) - allocated
+        fraction = getattr(torch.cuda, "get_per_process_memory_fraction", lambda _: 1.0)(device)  # newer torch has it
+        return max(min(int(free + cached), int(total * fraction) - allocated), 0)
     limits = [_available_ram()]
     cgroup = Path("/sys/fs/cgroup")
     with contextlib.suppress(OSError, ValueError):  # inside a container the group's limit counts
         limits.append(int((cgroup / "memory.max").read_text()) - int((cgroup / "memory.current").read_text()))
     return max(min(limits), 0)
+
+
+def share_card(processes: int) -> None:
+    """This process is one of several on its GPU: each takes its part, so that none finds the card filled by others."""
+    if processes > 1:
+        torch.cuda.set_per_process_memory_fraction(1 / processes)
 
 
 def _available_ram() -> int:

@@ -22,6 +22,7 @@ import torch
 from bespokefl import assembly
 from bespokefl.config import Experiment
 from bespokefl.data import FederatedData
+from bespokefl.engines.memory import share_card
 from bespokefl.experiment import Outcome, explain, run_seeds
 from bespokefl.interrupts import Interrupted, StopRequest
 from bespokefl.progress import Line, Reporter
@@ -70,7 +71,8 @@ def run_jobs(jobs: Sequence[Job], reporters: Sequence[Sequence[Reporter]], stop:
     names = gpus(jobs[0].experiment)
     places = []
     for number, shown in enumerate(reporters):
-        share = _Share(number, len(reporters), names[number % len(names)] if names else None)
+        gpu = names[number % len(names)] if names else None
+        share = _Share(number, len(reporters), gpu, -(-len(reporters) // max(1, len(names))))
         places.append(_Place(context, share, asked, shown))
     try:
         while (pending and not stop.asked) or any(place.job for place in places):
@@ -96,6 +98,7 @@ class _Share(NamedTuple):
     number: int
     of: int  # workers
     gpu: str | None
+    on_gpu: int = 1  # workers on that GPU
 
 
 class _Place:
@@ -261,6 +264,7 @@ def _take(share: _Share) -> None:
         os.sched_setaffinity(0, cores[share.number % len(cores) :: share.of])
     if share.gpu is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = share.gpu  # read when CUDA is first used
+        share_card(share.on_gpu)
 
 
 def _cores() -> list[int]:
