@@ -1,0 +1,1 @@
+"""The same algorithm file as a real federation: between machines, on Flower."""
