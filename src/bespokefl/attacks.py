@@ -29,9 +29,9 @@ import torch
 from torch import Tensor
 
 from bespokefl.data.federated import FederatedData
-from bespokefl.engines.base import Job, Result
+from bespokefl.engines.base import Result
 from bespokefl.errors import InputError, unknown_name
-from bespokefl.program import Rows
+from bespokefl.program import Order, Rows
 from bespokefl.rng import stream
 from bespokefl.trees import Model, Tree
 
@@ -95,6 +95,7 @@ class Attacker:
         attack: what is done.
         malicious: ids of those who do it.
         sends: the algorithm's uploads that hold parameters (``Algorithm.sends``).
+        trained: names of the model's parameters.
         honest: names of a model's tensors that stay as they are.
         seed: the run's.
     """
@@ -104,27 +105,28 @@ class Attacker:
         attack: Attack,
         malicious: Rows,
         sends: Mapping[str, str | None],
+        trained: Sequence[str],
         honest: Sequence[str],
         seed: int,
     ) -> None:
         self.attack, self.malicious, self.seed = attack, malicious, seed
-        self._sends, self._honest = sends, frozenset(honest)
+        self._sends, self._trained, self._honest = sends, frozenset(trained), frozenset(honest)
 
-    def received(self, job: Job, result: Result, held: Mapping[str, Tree], exchange: int) -> dict[str, Tree]:
+    def received(self, order: Order, result: Result, held: Mapping[str, Tree], exchange: int) -> dict[str, Tree]:
         """The uploads with those of malicious clients replaced.
 
         ``held`` has what models started from and was not sent in this exchange, a row per client of the federation.
         """
-        clients = job.clients[result.positions]
+        clients = order.clients[result.positions]
         rows = np.flatnonzero(np.isin(clients, self.malicious))
-        self._refuse_unknown(job, result.uploads)
+        self._refuse_unknown(result.uploads)
         if not len(rows):
             return result.uploads
-        draws = [stream(self.seed, "attack", job.round, int(c), exchange) for c in clients[rows]]
+        draws = [stream(self.seed, "attack", order.round, int(c), exchange) for c in clients[rows]]
         uploads = dict(result.uploads)
         for name, start in self._sends.items():
             if name in uploads:
-                known = None if start is None else _start(start, job, held, result.positions[rows])
+                known = None if start is None else _start(start, order, held, result.positions[rows])
                 uploads[name] = self._replaced(name, uploads[name], known, rows, draws)
         return uploads
 
@@ -146,11 +148,10 @@ class Attacker:
         factor = -1.0 if self.attack.kind == "signs" else self.attack.factor
         return factor * x if start is None else start + factor * (x - start)
 
-    def _refuse_unknown(self, job: Job, uploads: Mapping[str, Tree]) -> None:
+    def _refuse_unknown(self, uploads: Mapping[str, Tree]) -> None:
         """An upload of parameters that the algorithm does not declare would pass for honest."""
-        trained = set(job.task.names)
         for name, tree in uploads.items():
-            if name not in self._sends and isinstance(tree, Mapping) and trained & set(tree):
+            if name not in self._sends and isinstance(tree, Mapping) and self._trained & set(tree):
                 raise InputError(
                     f"attack.kind = {self.attack.kind!r}: the algorithm uploads parameters under {name!r} and does not "
                     f"say what they are; add {name!r} to its `sends` (what the model started from, or None for an "
@@ -158,12 +159,12 @@ class Attacker:
                 )
 
 
-def _start(name: str, job: Job, held: Mapping[str, Tree], places: Rows) -> Model:
-    """What models started from, a row for each of some places in the job (or one for all)."""
-    if name in job.shared:
-        shared: Model = job.shared[name]
+def _start(name: str, order: Order, held: Mapping[str, Tree], places: Rows) -> Model:
+    """What models started from, a row for each of some places in the order (or one for all)."""
+    if name in order.shared:
+        shared: Model = order.shared[name]
         return shared
-    source, rows = (job.per_client, places) if name in job.per_client else (held, job.clients[places])
+    source, rows = (order.per_client, places) if name in order.per_client else (held, order.clients[places])
     if name not in source:
         raise InputError(
             f"`sends` says that a model started from {name!r}, which is neither a download of the exchange nor in the "

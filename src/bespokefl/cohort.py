@@ -10,13 +10,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bespokefl import trees
-from bespokefl.attacks import Attacker
-from bespokefl.engines.base import Engine, Job, Resident, Result, Splits
+from bespokefl.engines.base import Result
 from bespokefl.errors import RunError
-from bespokefl.program import Program, Rows
-from bespokefl.sent import LastSent
-from bespokefl.states import ClientStates
-from bespokefl.task import Task
+from bespokefl.program import Order, Program, Rows
+from bespokefl.site import Site
 from bespokefl.trees import Tree
 
 BYTES_PER_SCALAR = 4  # traffic is counted as float32, whatever the precision of the simulation
@@ -32,21 +29,6 @@ class Ledger:
     samples_useful: int = 0
     exchanges: int = 0
     failed: dict[int, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Site:
-    """Where programs run: all that a cohort needs beside its ids."""
-
-    task: Task
-    data: Resident
-    splits: Splits
-    train_sizes: Rows
-    engine: Engine
-    states: ClientStates
-    seed: int
-    attacker: Attacker | None = None
-    sent: LastSent | None = None  # where models before aggregation are scored, too
 
 
 class Cohort:
@@ -103,41 +85,43 @@ class Cohort:
         state stays as it was, and the ledger says why. Raises RunError if nobody is left.
         """
         shared, own = dict(shared or {}), dict(per_client or {})
-        self.ledger.bytes_down += BYTES_PER_SCALAR * (len(self.ids) * trees.numel(shared) + trees.numel(own))
-        job, asked = self.job(program, shared, own, self.site.splits), np.arange(len(self.ids))
+        order, asked = Order(program, self.ids, shared, own, self.round, write), np.arange(len(self.ids))
         if self.silent:
             asked = asked[[int(c) not in self.silent for c in self.ids]]
-            job = job.select(asked)
-        result = self.site.engine.run(job) if len(asked) else Result(asked, {}, {}, {})
+            order = order.select(asked)
+        result = self.site.run(order) if len(asked) else Result(asked, {}, {}, {})
         if self.site.attacker is not None:
-            uploads = self.site.attacker.received(job, result, held or {}, self.ledger.exchanges)
-            result = result._replace(uploads=uploads)
+            changed = self.site.attacker.received(order, result, held or {}, self.ledger.exchanges)
+            result = result._replace(uploads=changed)
         self.ledger.exchanges += 1
-        good = self._usable(result, job.clients)
+        good = self._usable(result, order.clients)
         rows = asked[result.positions][good]
-        uploads, states = _choose((result.uploads, result.states), good, len(result.positions))
-        self.ledger.samples_computed += result.computed
-        self.ledger.samples_useful += result.useful
-        self.ledger.bytes_up += BYTES_PER_SCALAR * trees.numel(uploads)
+        uploads, groups = _choose_uploads(result, good)
+        self._count(result, shared, own, uploads)
         if not len(rows):
             raise RunError(self._nobody_left()) from next(iter(result.failed.values()), None)
         if write:
-            self.site.states.scatter(self.ids[rows], states)
-            if self.site.sent is not None:
-                self.site.sent.note(self.ids[rows], uploads)
-        return Uploads(self.only(self.ids[rows]), uploads, rows)
+            self.site.keep(self.ids[rows], _choose(result.states, good, len(result.positions)))
+        return Uploads(self.only(self.ids[rows]), uploads, rows, groups)
 
-    def job(self, program: Program, shared: Mapping[str, Tree], per_client: Mapping[str, Tree], splits: Splits) -> Job:
-        """A program on these clients, with their states."""
-        site = self.site
-        states = site.states.gather(self.ids)
-        return Job(site.task, site.data, splits, program, self.ids, shared, per_client, states, site.seed, self.round)
+    def _count(self, result: Result, shared: Tree, own: Tree, uploads: Tree) -> None:
+        down = BYTES_PER_SCALAR * (len(self.ids) * trees.numel(shared) + trees.numel(own))
+        down, up = result.traffic or (down, BYTES_PER_SCALAR * trees.numel(uploads))
+        self.ledger.bytes_down += down
+        self.ledger.bytes_up += up
+        self.ledger.samples_computed += result.computed
+        self.ledger.samples_useful += result.useful
 
     def _usable(self, result: Result, asked: Rows) -> NDArray[np.bool_]:
         """Which answers are finite; the others are recorded beside the failures of the engine."""
-        finite = trees.finite_rows((result.uploads, result.states), len(result.positions)).numpy()
+        finite = trees.finite_rows(result.states, len(result.positions)).numpy()
+        if result.groups is None:
+            finite &= trees.finite_rows(result.uploads, len(result.positions)).numpy()
+        else:
+            finite &= trees.finite_rows(result.uploads, _rows_of(result.groups)).numpy()[result.groups]
         for client, error in result.failed.items():
-            self.ledger.failed[client] = f"{type(error).__name__}: {error}"
+            own_words = isinstance(error, RunError)
+            self.ledger.failed[client] = str(error) if own_words else f"{type(error).__name__}: {error}"
         for position in result.positions[~finite]:
             self.ledger.failed[int(asked[position])] = "answered with values that are not finite"
         return finite
@@ -149,11 +133,14 @@ class Cohort:
 
 
 class Uploads:
-    """Stacked uploads, by attribute, of the clients that answered; rows in the order of ``ids``."""
+    """Stacked uploads, by attribute, of the clients that answered; rows in the order of ``ids``.
 
-    def __init__(self, cohort: Cohort, uploads: dict[str, Tree], rows: Rows) -> None:
+    Where a node has averaged those of its clients already, a row is of several of them, and so is its weight.
+    """
+
+    def __init__(self, cohort: Cohort, uploads: dict[str, Tree], rows: Rows, groups: Rows | None = None) -> None:
         self.cohort, self.ids, self._values = cohort, cohort.ids, uploads
-        self._rows = rows
+        self._rows, self._groups = rows, groups
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -166,7 +153,24 @@ class Uploads:
         return trees.tree_map(lambda v: v[torch.as_tensor(self._rows, device=v.device)], stacked)
 
     def weights(self, kind: str) -> Tensor:
-        return self.cohort.weights(kind)
+        """p_i of each row."""
+        p = self.cohort.weights(kind)
+        if self._groups is None:
+            return p
+        return torch.zeros(_rows_of(self._groups), dtype=p.dtype).index_add(0, torch.as_tensor(self._groups), p)
+
+
+def _choose_uploads(result: Result, good: NDArray[np.bool_]) -> tuple[dict[str, Tree], Rows | None]:
+    """The uploads of good answers, and to which of them each client belongs where several share one."""
+    if result.groups is None:
+        return _choose(result.uploads, good, len(result.positions)), None
+    kept, groups = np.unique(result.groups[good], return_inverse=True)
+    there = _rows_of(result.groups)
+    return _choose(result.uploads, np.isin(np.arange(there), kept), there), groups
+
+
+def _rows_of(groups: Rows) -> int:
+    return int(groups.max(initial=-1)) + 1
 
 
 def _choose(tree: Tree, good: NDArray[np.bool_], n: int) -> Tree:

@@ -1,6 +1,7 @@
 """From what a scoring program hands out to the clients' figures: which answers are kept, and what is made of them."""
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -8,11 +9,11 @@ import torch
 from torch import Tensor
 
 from bespokefl.data.federated import FederatedData
-from bespokefl.engines.base import Resident
+from bespokefl.engines.base import Resident, Result
 from bespokefl.errors import InputError
-from bespokefl.program import Rows
+from bespokefl.program import Program, Rows
 from bespokefl.sample_metrics import Judged, judge
-from bespokefl.scoring import Answers, Evaluation
+from bespokefl.scoring import Answers, Evaluation, Outputs, scored
 from bespokefl.task import Batch, Task
 from bespokefl.trees import Tree
 
@@ -58,6 +59,39 @@ def closer_look(judged: Judged, data: FederatedData, rows: Sequence[Rows], slow:
     size, longest = batch_size(data), max(len(own) for own in rows)
     shape = {"binary": (2,), "classes": (), "masks": tuple(data.y.shape[1:])}[judged.kind]
     return Closer(judged, Answers(size * max(1, -(-longest // size)), shape, judged.kind == "binary"), slow)
+
+
+class Scorer:
+    """Scores models of clients whose samples are here; who runs the scoring programs is the caller's matter."""
+
+    def __init__(self, task: Task, data: FederatedData, resident: Resident) -> None:
+        self.task, self.data, self._resident = task, data, resident
+        if data.has_masks:
+            _ = self.judged  # refuses a model that does not answer with maps
+
+    @cached_property
+    def judged(self) -> Judged | None:
+        return judged_by(self.task, self.data, self._resident)
+
+    def look(self, rows: Sequence[Rows], *, closer: bool, usual: bool = True) -> Closer | None:
+        """What is kept of the answers to the given rows; nothing where no metric needs it.
+
+        ``closer`` asks for all metrics; else, of ``usual`` rows, for those that every evaluation has.
+        """
+        judged = self.judged
+        if judged is None or not (closer or (usual and judged.always)):
+            return None
+        return closer_look(judged, self.data, rows, slow=closer)
+
+    def scoring(
+        self, program: Program, split: str, outputs: Outputs, look: Closer | None, *, shared: bool = False
+    ) -> Program:
+        """The program that scores the model of another one."""
+        return scored(program, split, batch_size(self.data), outputs, look.answers if look else None, shared)
+
+    def evaluation(self, result: Result, ids: Rows, rows: Sequence[Rows], look: Closer | None) -> Evaluation:
+        """What the scoring program found, by client."""
+        return evaluation(self.task, self.data.y, ids, rows, result.positions, result.uploads, look)
 
 
 def evaluation(

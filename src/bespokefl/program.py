@@ -6,14 +6,16 @@ client at a time, side by side, stacked under ``vmap``, or in a real federation.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from bespokefl.rng import stream
-from bespokefl.trees import Tree
+from bespokefl.trees import Tree, tree_map
 
 Rows = NDArray[np.int64]
 Down = SimpleNamespace  # the download, by attribute: shared entries and the client's own ones
@@ -79,6 +81,24 @@ class Call(NamedTuple):
     program: Program
     shared: Mapping[str, Tree] = {}
     per_client: Mapping[str, Tree] = {}
+
+
+@dataclass(frozen=True)
+class Order:
+    """A program for some clients in a round."""
+
+    program: Program
+    clients: Rows  # ids
+    shared: Mapping[str, Tree]  # downloads: the same for all,
+    per_client: Mapping[str, Tree]  # and a row for each client
+    round: int
+    write: bool = False  # whether the states that come of it may be kept
+
+    def select(self, positions: Rows) -> "Order":
+        """The same for some of its clients."""
+        index = torch.as_tensor(positions)
+        own = tree_map(lambda v: v[index.to(v.device)], dict(self.per_client))
+        return replace(self, clients=self.clients[positions], per_client=own)
 
 
 def plan_phases(

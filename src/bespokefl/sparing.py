@@ -24,12 +24,15 @@ class Scores(NamedTuple):
     n: Tensor
 
 
-def spare_others(up: Uploads, d: Model, models: Callable[[Model], Model], batch_size: int | None) -> Model:
-    """The stacked directions, halved until ``models(d)`` raise no other client's loss above ``up.loss``."""
+def spare_others(up: Uploads, d: Model, models: Callable[[Model], Model], losses: Program) -> Model:
+    """The stacked directions, halved until ``models(d)`` raise no other client's loss above ``up.loss``.
+
+    ``losses`` is the program of `score_all`.
+    """
     shares = torch.ones(len(up.ids), dtype=torch.float64)
     allowed = up.loss.double().cpu() + SLACK
     for _ in range(HALVINGS):
-        told = up.cohort.run(score_all(batch_size), shared={"x": models(_scaled(shares, d))}, write=False)
+        told = up.cohort.run(losses, shared={"x": models(_scaled(shares, d))}, write=False)
         rises = told.loss.double().cpu() > told.align(allowed)[:, None]  # row: client j, column: model i
         rises &= told.align(torch.arange(len(up.ids)))[:, None] != torch.arange(len(up.ids))
         if not rises.any():

@@ -69,7 +69,7 @@ class APFL(ModelAveraging, OneModel):
         return {"alpha": kept.alpha}
 
     def personal_model(self, server: Tree, cohort: Cohort) -> Call:
-        return Call(Program(self.mixed, (), hand_over), {"w": server["w"]})
+        return Call(self.mixed_model, {"w": server["w"]})
 
     def newcomer(self, server: Tree, task: Task) -> Newcomer:
         how = "a model of its own that starts at the global one, mixed with that by a learned share"
@@ -97,6 +97,10 @@ class APFL(ModelAveraging, OneModel):
 
     def finish(self, task: Task, down: Down, c: Both) -> tuple[dict[str, Tree], Kept]:
         return {"w": c.w}, Kept(c.v, c.alpha, self.momentum_to_keep(c.mw), self.momentum_to_keep(c.mv))
+
+    @property
+    def mixed_model(self) -> Program:
+        return Program(self.mixed, (), hand_over)
 
     def mixed(self, task: Task, down: Down, kept: Kept) -> Model:
         model: Model = part_way(down.w, kept.alpha, kept.v)

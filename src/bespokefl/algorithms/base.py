@@ -1,5 +1,6 @@
 """What every algorithm is: hyper-parameters, a server's round, and the programs of one client."""
 
+import inspect
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
@@ -12,7 +13,7 @@ from bespokefl.cohort import Cohort
 from bespokefl.errors import InputError
 from bespokefl.optim import SGD, Adam, Buffers, Optimizer
 from bespokefl.program import Batches, Call, Down, Phase, Program, shuffled
-from bespokefl.scoring import hand_over, network_outputs
+from bespokefl.scoring import GLOBAL_MODEL, hand_over, network_outputs
 from bespokefl.task import Batch, Pass, Task
 from bespokefl.trees import Model, Tree, zeros
 
@@ -94,6 +95,11 @@ class Algorithm:
             )
 
     @property
+    def why_not_apart(self) -> str:
+        """Why clients on machines of their own cannot run this method; empty if they can."""
+        return ""
+
+    @property
     def why_not_adam(self) -> str:
         """Why Adam makes no sense for this method; empty if it does."""
         return ""
@@ -113,11 +119,29 @@ class Algorithm:
 
     def personal_model(self, server: Tree, cohort: Cohort) -> Call:
         """The program whose upload ``model`` is a client's own model; by default it only looks into its state."""
-        return Call(Program(self.own, (), hand_over))
+        return Call(self.own_model)
+
+    @property
+    def own_model(self) -> Program:
+        return Program(self.own, (), hand_over)
 
     def own(self, task: Task, down: Down, kept: Tree) -> Model:
         """A client's own model, where its state has it."""
         raise NotImplementedError
+
+    @property
+    def received_model(self) -> Program:
+        """What the server sends as ``w`` is the model."""
+        return GLOBAL_MODEL
+
+    def programs(self) -> dict[str, Program]:
+        """All that a client may be asked to run, by name: the class's properties that return a Program.
+
+        In a real federation a request has the name only. A method whose programs have arguments adds a name for each.
+        """
+        found = inspect.getmembers(type(self), lambda v: isinstance(v, property))
+        told = {name: value.fget.__annotations__.get("return") for name, value in found}
+        return {name: getattr(self, name) for name, kind in told.items() if kind in (Program, Program.__name__)}
 
     def global_model(self, server: Tree) -> Model | None:
         """The server's model; nothing where the method has none."""

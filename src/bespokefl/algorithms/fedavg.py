@@ -22,7 +22,7 @@ from bespokefl.algorithms.base import Newcomer, OneModel, Training
 from bespokefl.algorithms.hyper import hyper
 from bespokefl.cohort import Cohort
 from bespokefl.program import Batches, Call, Down, Phase, Program
-from bespokefl.scoring import GLOBAL_MODEL, hand_over
+from bespokefl.scoring import hand_over
 from bespokefl.task import Batch, Pass, Task
 from bespokefl.trees import Model, Tree, where
 
@@ -50,8 +50,8 @@ class LocalSGD(OneModel):
         return self._kept(x0, self.opt.init(task.params(x0)), torch.zeros(()))
 
     def personal_model(self, server: Tree, cohort: Cohort) -> Call:
-        program = {"local_before_agg": self.last_trained, "global": GLOBAL_MODEL, "finetune": self.tuned}[self.personal]
-        return Call(program, {"w": server["w"]})
+        programs = {"local_before_agg": self.last_trained, "global": self.received_model, "finetune": self.tuned}
+        return Call(programs[self.personal], {"w": server["w"]})
 
     def newcomer(self, server: Tree, task: Task) -> Newcomer:
         return self.joining(

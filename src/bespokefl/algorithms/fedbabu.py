@@ -17,7 +17,7 @@ from bespokefl.algorithms.base import Newcomer, Setup, Training
 from bespokefl.algorithms.fedper import PartialSharing
 from bespokefl.algorithms.hyper import hyper
 from bespokefl.cohort import Cohort
-from bespokefl.program import Call, Down, Phase
+from bespokefl.program import Call, Down, Phase, Program
 from bespokefl.task import Batch, Task
 from bespokefl.trees import Model, Tree
 
@@ -46,7 +46,11 @@ class FedBABU(PartialSharing):
         return model
 
     def personal_model(self, server: Tree, cohort: Cohort) -> Call:
-        return Call(self.tuned(self.finetune_step, self.finetune_epochs), {"phi": server["phi"]})
+        return Call(self.tuned, {"phi": server["phi"]})
+
+    @property
+    def tuned(self) -> Program:
+        return self.tuned_by(self.finetune_step, self.finetune_epochs)
 
     def newcomer(self, server: Tree, task: Task) -> Newcomer:
         how = f"the shared body with the initial head, fine-tuned ({self.finetune_part})"

@@ -85,7 +85,7 @@ class FedFomo(Algorithm):
         chosen = self.choose(server, cohort)
         if chosen.shape[1]:
             others = tree_map(lambda v: v[chosen.to(v.device)], server.models)
-            up = cohort.run(self.train(server.split), per_client={"others": others}, held={"own": server.models})
+            up = cohort.run(self.train_by(server.split), per_client={"others": others}, held={"own": server.models})
         else:
             up = cohort.run(self.alone, held={"own": server.models})
         i = torch.as_tensor(up.ids, device=server.P.device)
@@ -124,7 +124,15 @@ class FedFomo(Algorithm):
         return {"P": server.P}
 
     # one client --------------------------------------------------------------------------------------
-    def train(self, split: str) -> Program:
+    @property
+    def train(self) -> Program:
+        return self.train_by("val")
+
+    @property
+    def train_without_val(self) -> Program:
+        return self.train_by("train")
+
+    def train_by(self, split: str) -> Program:
         judge = Phase(self.judge, ordered(split, self.batch_size))
         return Program(self.begin, (judge, Phase(self.step, self.epochs, self.mix)), self.finish)
 

@@ -71,7 +71,7 @@ class PartialSharing(ModelAveraging):
         return server | {"phi": self.average(up.phi, server["phi"], up.weights(self.weights))}
 
     def personal_model(self, server: Tree, cohort: Cohort) -> Call:
-        return Call(Program(self.joined, (), hand_over), {"phi": server["phi"]})
+        return Call(self.joined_parts, {"phi": server["phi"]})
 
     def newcomer(self, server: Tree, task: Task) -> Newcomer:
         how = "a private part from the initial one, trained under the server's shared part, which stays as it is"
@@ -114,6 +114,10 @@ class PartialSharing(ModelAveraging):
     def finish(self, task: Task, down: Down, c: Tree) -> tuple[dict[str, Tree], Tree]:
         return {"phi": drop(c.x, self.private(task))}, self.kept(task, c.x, c.m)
 
+    @property
+    def joined_parts(self) -> Program:
+        return Program(self.joined, (), hand_over)
+
     def joined(self, task: Task, down: Down, kept: Tree) -> Model:
         """The received phi with the client's own v, in the order of the model."""
         parts = {**down.phi, **kept.v}
@@ -137,7 +141,7 @@ class PartialSharing(ModelAveraging):
         return tuple(Phase(step, shuffled(e, self.batch_size, drop_last=self.drop_last)) for step, e in steps)
 
     # more training at evaluation, on a copy ----------------------------------------------------------
-    def tuned(self, step: Callable[..., Tree], epochs: int) -> Program:
+    def tuned_by(self, step: Callable[..., Tree], epochs: int) -> Program:
         batches = Batches("train", epochs, self.batch_size, stream="finetune", drop_last=self.drop_last)
         return Program(self.begin_anew, (Phase(step, batches),), self.tuned_model)
 

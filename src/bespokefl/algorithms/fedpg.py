@@ -31,7 +31,7 @@ from bespokefl.errors import InputError, RunError
 from bespokefl.program import Call, Down, Phase, Program, ordered
 from bespokefl.scoring import hand_over
 from bespokefl.solvers import Floats, nearest_directions
-from bespokefl.sparing import spare_others
+from bespokefl.sparing import score_all, spare_others
 from bespokefl.task import Batch, Task
 from bespokefl.trees import (
     Model,
@@ -157,7 +157,7 @@ class FedPG(Algorithm):
         step = self.find_step(server, up, columns, common, t)
         own = self.personal_directions(columns)
         if self.pers_backtrack:
-            own = spare_others(up, own, lambda d: self.p_models(w, up, d, step), self.batch_size)
+            own = spare_others(up, own, lambda d: self.p_models(w, up, d, step), self.all_losses)
         self.send_personal(w, up, own, step)
 
         limit = len(cohort.everyone()) if self.tau is None else self.tau  # no gradient counts for longer
@@ -228,12 +228,12 @@ class FedPG(Algorithm):
 
     def personal_model(self, server: Server, cohort: Cohort) -> Call:
         if self.pm_eval == "last":
-            return Call(Program(self.newest_or_own, (), hand_over), {"w": server.w})
+            return Call(self.last_sent, {"w": server.w})
         up = cohort.everyone().run(self.upload, shared=self.download(server.w, cohort.round), write=False)
         models = self.p_models(server.w, up, self.personal_directions(self.columns(up, (), False)), server.step)
         place = {int(i): k for k, i in enumerate(up.ids)}
         own = [rows(models, place[int(i)]) if int(i) in place else server.w for i in cohort.ids]
-        return Call(Program(self.rebuilt, (), hand_over), per_client={"w": stack(own)})
+        return Call(self.received_model, per_client={"w": stack(own)})
 
     # one client: gradient and loss ---------------------------------------------------------------------
     @property
@@ -273,6 +273,10 @@ class FedPG(Algorithm):
     def _kept(self, kept: Kept, w: Model, m: Model) -> Kept:
         return kept._replace(m=self.momentum_to_keep(m), w=w if self.remembers_w else {})
 
+    @property
+    def all_losses(self) -> Program:
+        return score_all(self.batch_size)
+
     # one client: its P-model ---------------------------------------------------------------------------
     @property
     def receive(self) -> Program:
@@ -292,12 +296,12 @@ class FedPG(Algorithm):
     def keep(self, task: Task, down: Down, kept: Kept) -> tuple[dict[str, Tree], Kept]:
         return {}, kept._replace(seen=torch.ones(()))
 
+    @property
+    def last_sent(self) -> Program:
+        return Program(self.newest_or_own, (), hand_over)
+
     def newest_or_own(self, task: Task, down: Down, kept: Kept) -> Model:
         model: Model = where(kept.seen > 0, kept.v, down.w)
-        return model
-
-    def rebuilt(self, task: Task, down: Down, kept: Kept) -> Model:
-        model: Model = down.w
         return model
 
 

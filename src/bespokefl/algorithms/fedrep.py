@@ -18,7 +18,7 @@ from typing import ClassVar, Literal
 from bespokefl.algorithms.fedper import PartialSharing
 from bespokefl.algorithms.hyper import hyper
 from bespokefl.cohort import Cohort
-from bespokefl.program import Call, Phase
+from bespokefl.program import Call, Phase, Program
 from bespokefl.trees import Tree
 
 
@@ -40,4 +40,8 @@ class FedRep(PartialSharing):
         call = super().personal_model(server, cohort)
         if not self.last_head_epochs:
             return call
-        return call._replace(program=self.tuned(self.private_step, self.last_head_epochs))
+        return call._replace(program=self.tuned)
+
+    @property
+    def tuned(self) -> Program:
+        return self.tuned_by(self.private_step, self.last_head_epochs)

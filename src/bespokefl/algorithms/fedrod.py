@@ -82,8 +82,12 @@ class FedRoD(ModelAveraging, OneModel):
         return self.average({"w": up.w, "nu": up.nu}, server, up.weights(self.weights))
 
     def personal_model(self, server: Tree, cohort: Cohort) -> Call:
+        return Call(self.both_heads, server)
+
+    @property
+    def both_heads(self) -> Program:
         counting = (self.counting,) if self.head == "hyper" else ()
-        return Call(Program(self.begin, counting, self.answering), server)
+        return Program(self.begin, counting, self.answering)
 
     def newcomer(self, server: Tree, task: Task) -> Newcomer:
         how = "a personal head on the server's body and generic head, which stay as they are"

@@ -31,6 +31,8 @@ from bespokefl.rng import stream
 from bespokefl.task import Batch, Task
 from bespokefl.trees import Model, Tree, repeat
 
+MOST_FLIPS = 64  # of a real federation, where each stretch that coins may give has a name
+
 
 class Stretch(NamedTuple):
     """Local steps, and the steps to the mean behind them."""
@@ -61,11 +63,11 @@ class L2SGD(ModelAveraging):
         x_bar = server["x_bar"]
         for stretch in self.stretches(cohort):
             if not stretch.heads:
-                cohort.run(self.train(stretch)._replace(finish=self.stay))
+                cohort.run(self.train_on(stretch))
                 break
-            up = cohort.run(self.train(stretch), held={"x_bar": repeat(x_bar, len(cohort.everyone()))})
+            up = cohort.run(self.train_on(stretch), held={"x_bar": repeat(x_bar, len(cohort.everyone()))})
             x_bar = self.average(up.x, x_bar, up.weights(self.weights))
-            cohort = up.cohort.run(self.approach(stretch), shared={"x_bar": x_bar}).cohort
+            cohort = up.cohort.run(self.approach(stretch.heads), shared={"x_bar": x_bar}).cohort
         return {"x_bar": x_bar}
 
     def stretches(self, cohort: Cohort) -> list[Stretch]:
@@ -73,18 +75,40 @@ class L2SGD(ModelAveraging):
             return [Stretch(self.epochs, heads=1)]
         coins = stream(cohort.site.seed, "coin", cohort.round).random(self.flips) < self.p
         # Each exchange of a round would begin the stream of batches anew: every stretch has one of its own.
-        return [
-            Stretch(Batches("train", 1, self.batch_size, f"batch {j}", self.drop_last, steps=tails), heads)
-            for j, (tails, heads) in enumerate(runs(coins.tolist()))
-        ]
+        return [Stretch(self.coin_batches(j, tails), heads) for j, (tails, heads) in enumerate(runs(coins.tolist()))]
+
+    def coin_batches(self, j: int, tails: int) -> Batches:
+        return Batches("train", 1, self.batch_size, f"batch {j}", self.drop_last, steps=tails)
+
+    @property
+    def why_not_apart(self) -> str:
+        if self.form == "round" or self.flips <= MOST_FLIPS:
+            return ""
+        return f"algorithm.flips = {self.flips}: there, every program has a name; it is at most {MOST_FLIPS}"
+
+    def programs(self) -> dict[str, Program]:
+        named = super().programs()
+        if self.form == "round":
+            stretch = Stretch(self.epochs, heads=1)
+            return named | {"train": self.train_on(stretch), "approach": self.approach(1)}
+        some = range(min(self.flips, MOST_FLIPS) + 1)
+        named |= {f"approach {heads}": self.approach(heads) for heads in some[1:]}
+        for j in range(len(some) // 2 + 1):
+            for tails in some:
+                batches = self.coin_batches(j, tails)
+                named[f"train {j} {tails}"] = self.train_on(Stretch(batches, heads=1))
+                named[f"train {j} {tails} alone"] = self.train_on(Stretch(batches, heads=0))
+        return named
 
     def global_model(self, server: Tree) -> Model:
         x_bar: Model = server["x_bar"]
         return x_bar
 
     # one client --------------------------------------------------------------------------------------
-    def train(self, stretch: Stretch) -> Program:
-        return Program(self.begin, (Phase(self.step, stretch.batches),), self.finish)
+    def train_on(self, stretch: Stretch) -> Program:
+        """A stretch without steps to the mean behind it sends nothing."""
+        finish = self.finish if stretch.heads else self.stay
+        return Program(self.begin, (Phase(self.step, stretch.batches),), finish)
 
     def begin(self, task: Task, down: Down, kept: Training) -> Training:
         return Training(kept.x, self.momentum_at_start(kept.m, task.params(kept.x)))
@@ -95,9 +119,9 @@ class L2SGD(ModelAveraging):
     def finish(self, task: Task, down: Down, c: Training) -> tuple[dict[str, Tree], Training]:
         return {"x": c.x}, Training(c.x, self.momentum_to_keep(c.m))
 
-    def approach(self, stretch: Stretch) -> Program:
+    def approach(self, heads: int) -> Program:
         """A phase without batches for each step to the mean."""
-        return Program(self.take, (Phase(self.step, shuffled(0), self.to_the_mean),) * stretch.heads, self.stay)
+        return Program(self.take, (Phase(self.step, shuffled(0), self.to_the_mean),) * heads, self.stay)
 
     def take(self, task: Task, down: Down, kept: Training) -> Training:
         return kept

@@ -55,8 +55,12 @@ class PerFedAvg(ModelAveraging, OneModel):
         return {"w": self.average(up.w, server["w"], up.weights(self.weights))}
 
     def personal_model(self, server: Tree, cohort: Cohort) -> Call:
+        return Call(self.adapted, {"w": server["w"]})
+
+    @property
+    def adapted(self) -> Program:
         one_batch = Batches("train", 1, self.batch_size, stream="finetune", steps=1)
-        return Call(Program(received, (Phase(self.adapt, one_batch),), hand_over), {"w": server["w"]})
+        return Program(received, (Phase(self.adapt, one_batch),), hand_over)
 
     def newcomer(self, server: Tree, task: Task) -> Newcomer:
         how = "the global model, adapted by plain steps of size alpha"

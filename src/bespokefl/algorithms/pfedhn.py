@@ -32,7 +32,6 @@ from bespokefl.hypernetwork import HyperNetwork, generate, initial_parameters, p
 from bespokefl.optim import SGD
 from bespokefl.program import Call, Down, Phase, Program
 from bespokefl.rng import stream
-from bespokefl.scoring import hand_over
 from bespokefl.task import Batch, Task
 from bespokefl.trees import Model, Tree, clipped, concat, mean, pick, rows, sub, tree_map, zeros
 
@@ -125,7 +124,7 @@ class HyperNetworked(Algorithm):
     def personal_model(self, server: Server, cohort: Cohort) -> Call:
         H = self.hypernetwork(cohort.site.task, len(server.v))
         w = generate(H, server.phi, server.v[self.embedded(cohort, server)])
-        return Call(Program(self.own, (), hand_over), {"rest": server.rest}, {"w": w})
+        return Call(self.own_model, {"rest": server.rest}, {"w": w})
 
     def newcomer(self, server: Server, task: Task) -> Newcomer:
         """A row of v of its own, at first the mean of all clients', by gradients of f_i(H(v; phi)); phi stays."""

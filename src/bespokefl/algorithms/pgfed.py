@@ -39,6 +39,7 @@ from bespokefl.algorithms.hyper import hyper
 from bespokefl.cohort import Cohort
 from bespokefl.errors import InputError
 from bespokefl.program import Batches, Down, Phase, Program, ordered
+from bespokefl.site import LocalSite
 from bespokefl.task import Batch, Task
 from bespokefl.trees import Model, Tree, add, axpy, combine, dot, scale, tree_map, where, zeros
 
@@ -92,6 +93,10 @@ class PGFed(ModelAveraging):
     alpha_cap: float | None = hyper(None, "the largest alpha_ij; nothing: no bound, as in the paper", above=0)
     alpha_rows: Literal["free", "bounded"] = hyper("free", "the sum over j of alpha_ij: as it comes, or at most 1")
     taylor: bool = hyper(True, "f_j of eq. (5) by its tangent, eq. (8); false: itself, on client j's data")
+
+    @property
+    def why_not_apart(self) -> str:
+        return "" if self.taylor else "algorithm.taylor = false takes every client's samples to all others"
 
     def init(self, task: Task, x0: Model, setup: Setup) -> Server:
         A = torch.full((setup.clients, setup.clients), 1 / setup.cohort_size, dtype=task.dtype)
@@ -220,6 +225,7 @@ class PGFed(ModelAveraging):
 def data_of(clients: Tensor, cohort: Cohort) -> dict[str, Tensor]:
     """All train samples of some clients, and the matrix that makes each client's mean of values per sample."""
     site = cohort.site
+    assert isinstance(site, LocalSite)  # see `why_not_apart`
     rows = [torch.as_tensor(site.splits["train"][int(k)], device=clients.device) for k in clients]
     x, y = site.data.gather(torch.cat(rows))
     means = (torch.full((1, len(r)), 1 / len(r), dtype=site.task.dtype, device=clients.device) for r in rows)

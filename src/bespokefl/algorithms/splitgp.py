@@ -35,7 +35,6 @@ from bespokefl.algorithms.hyper import hyper
 from bespokefl.cohort import Cohort
 from bespokefl.errors import InputError
 from bespokefl.program import Call, Down, Phase, Program
-from bespokefl.scoring import hand_over
 from bespokefl.task import Batch, Pass, Task
 from bespokefl.trees import Model, Tree, drop, pick
 
@@ -101,7 +100,7 @@ class SplitGP(ModelAveraging):
         return drop(server["w"], KAPPA)
 
     def personal_model(self, server: Tree, cohort: Cohort) -> Call:
-        return Call(Program(self.own, (), hand_over), {"w": server["w"]})
+        return Call(self.own_model, {"w": server["w"]})
 
     def newcomer(self, server: Tree, task: Task) -> Newcomer:
         how = "a client side that starts at the mean one, before the server's side, which stays as it is"

@@ -112,6 +112,8 @@ class Result(NamedTuple):
     failed: dict[int, BaseException]  # by client id
     computed: int = 0  # samples that went through the model, padding included
     useful: int = 0
+    groups: Rows | None = None  # the row of the uploads that holds each client's, as part of a mean; None: its own
+    traffic: tuple[int, int] | None = None  # bytes down and up, where they were measured
 
 
 class Engine(Protocol):

@@ -1,0 +1,277 @@
+"""The round loop, wherever the clients are: sample some, run the algorithm's round on them, keep the server's state."""
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from bespokefl.algorithms.base import Algorithm, Setup
+from bespokefl.attacks import Attack, Attacker
+from bespokefl.cohort import Cohort, Ledger
+from bespokefl.data.dataset import IntArray
+from bespokefl.errors import InputError
+from bespokefl.metrics import summarise
+from bespokefl.program import Call, Rows
+from bespokefl.rng import stream
+from bespokefl.scoring import Evaluation
+from bespokefl.site import Site
+from bespokefl.task import Task
+from bespokefl.trees import Model, Tree
+
+Schedule = Sequence[Iterable[int]] | Callable[[int], Iterable[int]]
+
+
+class Census(Protocol):
+    """What is known of the clients, whoever holds their samples."""
+
+    @property
+    def clients(self) -> int:
+        """Their number."""
+        ...
+
+    @property
+    def client_names(self) -> tuple[str, ...]: ...
+
+    @property
+    def classes(self) -> tuple[str, ...]: ...
+
+    @property
+    def input_shape(self) -> tuple[int, ...]: ...
+
+    def sizes(self, split: str) -> IntArray:
+        """The number of samples of each client."""
+        ...
+
+
+@dataclass(frozen=True)
+class RoundRecord:
+    """What happened in one round."""
+
+    round: int  # 1-based
+    clients: Rows  # ids that were asked
+    failed: dict[int, str]  # id -> why its answer was left out
+    seconds: float
+    bytes_down: int
+    bytes_up: int
+    samples_computed: int
+    samples_useful: int
+
+    @property
+    def waste(self) -> float:
+        """Computed over useful samples: 1 means no padding."""
+        return self.samples_computed / max(1, self.samples_useful)
+
+
+@dataclass
+class History:
+    """The rounds of a run and the evaluations in between."""
+
+    rounds: list[RoundRecord] = field(default_factory=list)
+    evaluations: dict[int, Evaluation] = field(default_factory=dict)  # by 1-based round
+
+    @property
+    def accuracy(self) -> NDArray[np.float64]:
+        """One row per evaluated round, one column per client."""
+        return np.stack([e.accuracy for e in self.evaluations.values()])
+
+    def summary(self) -> dict[str, float]:
+        """Mean, std, worst and top 5 % of the clients' accuracies (of masks: Dice) in the last evaluated round."""
+        last = list(self.evaluations.values())[-1].main
+        if np.isnan(last).all():
+            raise InputError("no client has an accuracy (a task without classes?); see the losses in rows()")
+        return dict(summarise(last))  # type: ignore[arg-type]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row per (round, client): the primary result, of which all else is a view."""
+        return [
+            {
+                "round": r,
+                "client": int(client),
+                "n_test": int(e.n[place]),
+                "accuracy": float(e.accuracy[place]),
+                "loss": float(e.loss[place]),
+                **{name: float(values[place]) for name, values in e.further.items()},
+            }
+            for r, e in self.evaluations.items()
+            for place, client in enumerate(e.clients)
+        ]
+
+
+class RoundLoop(ABC):
+    """An algorithm's server and its rounds. Where clients are, and how they are scored, is a subclass's matter.
+
+    Args:
+        task: the model and its loss.
+        data: what is known of the clients.
+        algorithm: what they compute together.
+        device: that of the server's state.
+        participation: the share of clients asked in a round, or ``clients_per_round`` their number.
+        schedule: who takes part, round by round (a sequence, or a function of the 0-based round); default: uniform
+            samples from a stream that only the seed and the round determine.
+        attack: what malicious clients do; they take part like all others and are not scored.
+    """
+
+    site: Site
+    server: Tree
+
+    def __init__(
+        self,
+        task: Task,
+        data: Census,
+        algorithm: Algorithm,
+        *,
+        device: torch.device,
+        seed: int,
+        participation: float,
+        clients_per_round: int | None,
+        schedule: Schedule | None,
+        attack: Attack,
+    ) -> None:
+        self.task, self.data, self.algorithm, self.device = task, data, algorithm, device
+        self.seed, self.schedule, self.attack = seed, schedule, attack
+        self.malicious = attack.malicious(data.clients, seed)
+        self.honest = np.setdiff1d(np.arange(data.clients), self.malicious)
+        self.cohort_size = _cohort_size(data.clients, participation, clients_per_round)
+        self.rounds_done = 0
+
+    def _start(self, initial: Model | None) -> tuple[Model, Tree]:
+        """Checks the method, and makes the server's state; the initial model, and a client's initial state."""
+        x0 = self._initial(initial)
+        setup = Setup(self.data.clients, self.cohort_size, self.seed, bool(self.data.sizes("val").any()))
+        self.algorithm.check(self.task, setup)
+        with torch.device(self.device):
+            self.server = self.algorithm.init(self.task, x0, setup)
+            return x0, self.algorithm.init_client(self.task, x0)
+
+    # rounds ------------------------------------------------------------------------------------------
+    def round(self, clients: Iterable[int] | None = None, silent: Collection[int] = ()) -> RoundRecord:
+        """One round. ``clients`` overrides the sample; ``silent`` ones are asked but never answer."""
+        ids = self._sample() if clients is None else np.unique(np.fromiter(clients, dtype=np.int64))
+        if not len(ids) or ids[0] < 0 or ids[-1] >= self.data.clients:
+            raise InputError(f"clients = {ids.tolist()}: ids of a round are some of 0 to {self.data.clients - 1}")
+        ledger, start = Ledger(), self._clock()
+        cohort = Cohort(self.site, ids, self.rounds_done, silent=frozenset(silent), ledger=ledger)
+        self.server = self.algorithm.round(self.server, cohort)
+        self.rounds_done += 1
+        return RoundRecord(
+            self.rounds_done,
+            ids,
+            ledger.failed,
+            self._clock() - start,
+            ledger.bytes_down,
+            ledger.bytes_up,
+            ledger.samples_computed,
+            ledger.samples_useful,
+        )
+
+    def run(
+        self,
+        rounds: int,
+        *,
+        evaluate_every: int = 1,
+        after_round: Callable[[Self, RoundRecord], None] | None = None,
+    ) -> History:
+        """Several rounds with evaluations of every client's model; the last round is always evaluated."""
+        history = History()
+        for k in range(1, rounds + 1):
+            record = self.round()
+            history.rounds.append(record)
+            if k == rounds or (evaluate_every and k % evaluate_every == 0):
+                history.evaluations[record.round] = self.evaluate()
+            if after_round is not None:
+                after_round(self, record)
+        return history
+
+    def _sample(self) -> Rows:
+        if isinstance(self.schedule, Sequence) and self.rounds_done >= len(self.schedule):
+            raise InputError(
+                f"schedule names the clients of {len(self.schedule)} rounds; this is round {self.rounds_done + 1}"
+            )
+        if self.schedule is not None:
+            chosen = self.schedule(self.rounds_done) if callable(self.schedule) else self.schedule[self.rounds_done]
+            return np.unique(np.fromiter(chosen, dtype=np.int64))
+        n = self.data.clients
+        return np.sort(stream(self.seed, "sample", self.rounds_done).choice(n, self.cohort_size, replace=False))
+
+    # models and scores -------------------------------------------------------------------------------
+    @property
+    @abstractmethod
+    def engine_name(self) -> str:
+        """What runs the clients' programs."""
+
+    @abstractmethod
+    def evaluate(self, split: str = "test", model: str = "personal", *, closer: bool = False) -> Evaluation:
+        """Scores the personal (or the global) model of every honest client on its own split. Reads, never writes.
+
+        ``closer`` measures all that there is for the task, also what takes its time.
+        """
+
+    @property
+    def has_global(self) -> bool:
+        return self.algorithm.global_model(self.server) is not None
+
+    def global_model(self) -> Model | None:
+        """The server's model, where the algorithm has one."""
+        return self.algorithm.global_model(self.server)
+
+    def facts(self) -> dict[str, NDArray[Any]]:
+        """What the algorithm shows of its state: arrays of the server."""
+        return {k: v.detach().cpu().numpy() for k, v in self.algorithm.server_facts(self.server).items()}
+
+    def _call(self, model: str, cohort: Cohort) -> Call:
+        """The program that gives the model to be scored, with its downloads."""
+        if model not in ("personal", "global"):
+            raise InputError(f"model = {model!r}: it is 'personal' or 'global'")
+        if model == "personal":
+            with torch.device(self.device):
+                return self.algorithm.personal_model(self.server, cohort)
+        w = self.global_model()
+        if w is None:
+            raise InputError(f"{type(self.algorithm).__name__} has no global model to score")
+        return Call(self.algorithm.received_model, {"w": w})
+
+    # keeping -----------------------------------------------------------------------------------------
+    @abstractmethod
+    def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        """Everything that later rounds depend on: tensors by name, and JSON."""
+
+    @abstractmethod
+    def restore(self, tensors: dict[str, torch.Tensor], meta: dict[str, Any]) -> None:
+        """Takes over a state, so that the next rounds are those of the run it came from, bit for bit."""
+
+    # details -----------------------------------------------------------------------------------------
+    def _initial(self, given: Model | None) -> Model:
+        mine = self.task.initial
+        if given is None:
+            return mine
+        if set(given) != set(mine) or any(given[k].shape != v.shape for k, v in mine.items()):
+            wanted = {k: tuple(v.shape) for k, v in mine.items()}
+            seen = {k: tuple(v.shape) for k, v in given.items()}
+            raise InputError(f"initial has the tensors {seen}; the model's are {wanted}")
+        return {k: given[k].detach().to(v) for k, v in mine.items()}
+
+    def _attacker(self) -> Attacker | None:
+        if not self.attack.replaces_uploads:
+            return None
+        sends, names, honest = self.algorithm.sends, self.task.names, self.task.buffer_names
+        return Attacker(self.attack, self.malicious, sends, names, honest, self.seed)
+
+    def _clock(self) -> float:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return time.perf_counter()
+
+
+def _cohort_size(clients: int, participation: float, clients_per_round: int | None) -> int:
+    if clients_per_round is not None:
+        if not 1 <= clients_per_round <= clients:
+            raise InputError(f"clients_per_round = {clients_per_round}: it is a number from 1 to {clients}")
+        return clients_per_round
+    if not 0 < participation <= 1:
+        raise InputError(f"train.participation = {participation}: it is a share above 0 and at most 1")
+    return max(1, int(participation * clients + 1e-9))  # 0.29 of 100 is 29 in spite of rounding
