@@ -19,6 +19,7 @@ from bespokefl.engines import Engine, build_engine
 from bespokefl.errors import InputError
 from bespokefl.federation import Federation
 from bespokefl.rng import derived_seed
+from bespokefl.rounds import Census
 from bespokefl.task import Task
 
 OF_THE_RUN = frozenset({"rounds", "participation", "loss"})  # keys of [train] that algorithms are not told
@@ -42,7 +43,7 @@ def data_seed(experiment: Experiment, seed: int) -> int:
     return seed if experiment.data.seed is None else experiment.data.seed
 
 
-def make_module(experiment: Experiment, seed: int, data: FederatedData) -> torch.nn.Module:
+def make_module(experiment: Experiment, seed: int, data: Census) -> torch.nn.Module:
     """The initial network, the same for every algorithm of a seed; torch's own random state is left as it was."""
     with _torchs_random_state, torch.random.fork_rng(devices=[]):
         torch.manual_seed(derived_seed(seed, "init"))
@@ -51,8 +52,8 @@ def make_module(experiment: Experiment, seed: int, data: FederatedData) -> torch
         return models.build(section.name, data.input_shape, len(data.classes), **section.options)
 
 
-def _check_answers(name: str, data: FederatedData) -> None:
-    spec, maps = models.MODELS.get(name), data.y.ndim > 1
+def _check_answers(name: str, data: Census) -> None:
+    spec, maps = models.MODELS.get(name), data.has_masks
     if spec is not None and spec.segments and not maps:
         raise InputError(
             f"model.name is {name!r}, which answers a label for every pixel, but the data has one label per sample; "
@@ -60,7 +61,7 @@ def _check_answers(name: str, data: FederatedData) -> None:
         )
 
 
-def make_task(experiment: Experiment, seed: int, data: FederatedData) -> Task:
+def make_task(experiment: Experiment, seed: int, data: Census) -> Task:
     precision = experiment.engine.precision
     dtype = torch.float64 if precision == "float64" else torch.float32
     module = make_module(experiment, seed, data)
@@ -68,7 +69,7 @@ def make_task(experiment: Experiment, seed: int, data: FederatedData) -> Task:
     return Task(module, loss, head=experiment.model.head, dtype=dtype, bf16=precision == "bf16")
 
 
-def chosen_loss(experiment: Experiment, data: FederatedData) -> str:
+def chosen_loss(experiment: Experiment, data: Census) -> str:
     """The loss of train.loss, or the one that suits the labels."""
     loss = experiment.train.loss
     if loss == "dice" and not data.has_masks:
@@ -122,12 +123,19 @@ def make_federation(experiment: Experiment, kit: Kit, seed: int, data: Federated
 
 def resolved(experiment: Experiment, choice: AlgorithmChoice, seed: int, data: FederatedData, task: Task) -> Document:
     """The configuration of one run with every default filled in: running it again repeats the run."""
+    return resolved_with(_resolved_data(experiment, seed, data), experiment, choice, seed, data, task)
+
+
+def resolved_with(
+    about_data: Document, experiment: Experiment, choice: AlgorithmChoice, seed: int, data: Census, task: Task
+) -> Document:
+    """The same with a given table of the data."""
     attack = {} if experiment.attack.kind == "none" else {"attack": experiment.attack.model_dump()}
     new = experiment.new_clients
     return {
         "seeds": [seed],
         "algorithm": {"name": choice.name, "label": choice.label} | _hyper(experiment, choice),
-        "data": _resolved_data(experiment, seed, data),
+        "data": about_data,
         "model": _resolved_model(experiment, task),
         "train": experiment.train.model_dump() | {"loss": chosen_loss(experiment, data)},
         "eval": experiment.eval.model_dump(),

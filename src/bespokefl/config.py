@@ -142,6 +142,17 @@ class NewClientsSection(Section):
         return self.count is not None or self.share is not None
 
 
+class FederationSection(Section):
+    """How a real federation deals with silos that are slow, gone or wrong; a simulation has none of it."""
+
+    deadline: Annotated[float, Field(gt=0)] = 600.0  # seconds for an exchange; who has not answered then is left out
+    min_answers: Positive = 1  # clients of a round; fewer, and the round is tried again
+    retries: Annotated[int, Field(ge=0)] = 2  # of a round; after them the run ends with what it has
+    max_norm: Annotated[float, Field(gt=0)] | None = 1e6  # of an answer, relative to the download or initial model
+    max_bytes: Positive = 2**32  # of an answer
+    wait: Annotated[float, Field(gt=0)] = 300.0  # seconds for silos to connect, at the start and before a retry
+
+
 class TrackSection(Section):
     """Who else is told of the runs; it changes nothing in them."""
 
@@ -227,6 +238,7 @@ class Experiment:
     tune: TuneSection
     new_clients: NewClientsSection
     track: TrackSection
+    federation: FederationSection
     paper: PaperSection
     origin: Origin
 
@@ -252,5 +264,6 @@ SECTIONS: dict[str, type[Section]] = {
     "tune": TuneSection,
     "new_clients": NewClientsSection,
     "track": TrackSection,
+    "federation": FederationSection,
     "paper": PaperSection,
 }

@@ -16,6 +16,10 @@ class RunError(BespokeError, RuntimeError):
     """The run failed while it was going (exit code 1); what was finished is kept."""
 
 
+class EndedEarly(RunError):
+    """A run that cannot go on, although what it has is whole: its files are written as of a finished one."""
+
+
 def nearest(seen: str, allowed: Iterable[str]) -> str:
     """A hint with the names most alike, and all that are allowed."""
     names = list(allowed)

@@ -18,11 +18,12 @@ from bespokefl.data import FederatedData
 from bespokefl.engines import Engine
 from bespokefl.engines.together import Together
 from bespokefl.engines.variants import Variants
-from bespokefl.errors import InputError, RunError
+from bespokefl.errors import EndedEarly, InputError, RunError
 from bespokefl.interrupts import Interrupted, StopRequest, stop_on_signals
 from bespokefl.progress import Reporter, SideBySide
 from bespokefl.results import files
 from bespokefl.results.partition import partition_file, write_partition
+from bespokefl.rounds import RoundLoop
 from bespokefl.run import Run, RunPlan
 from bespokefl.selection import choose_rule
 from bespokefl.tomlfile import dumps
@@ -68,7 +69,7 @@ def run_experiment(experiment: Experiment, out: Path, *, resume: bool, reporter:
                 for plan in (prepared.plans[choice.label, seed] for seed in seeds):
                     if plan.folder in prepared.finished:
                         reporter.note(f"{choice.label}, seed {plan.seed}: finished before, skipped")
-                        tracking.catch_up(_tracked(plan))
+                        tracking.catch_up(tracked(plan))
                         outcome.finished.append(plan.folder)
                         continue
                     if plan.seed not in data:
@@ -81,7 +82,7 @@ def run_experiment(experiment: Experiment, out: Path, *, resume: bool, reporter:
                 if stop.asked:
                     raise Interrupted(f"before {choice.label}, seed {plans[0].seed}")
                 shown = [reporter] if len(plans) == 1 else SideBySide(reporter, len(plans)).of_runs
-                told = [tracking.reporter(one, _tracked(plan)) for one, plan in zip(shown, plans, strict=True)]
+                told = [tracking.reporter(one, tracked(plan)) for one, plan in zip(shown, plans, strict=True)]
                 done = _run_group(experiment, prepared.kits[choice.label], plans, data, told, stop)
                 for plan, finished in zip(plans, done, strict=True):
                     (outcome.finished if finished else outcome.failed).append(plan.folder)
@@ -165,11 +166,20 @@ def _run_one(
     stop: StopRequest,
 ) -> bool:
     """True if the run finished, False if it failed; Interrupted if somebody asked to stop."""
-    ending = "stopped"
+    return run_planned(plan, lambda: assembly.make_federation(experiment, kit, plan.seed, data), reporter, stop)
+
+
+def run_planned(plan: RunPlan, make: Callable[[], RoundLoop], reporter: Reporter, stop: StopRequest) -> bool:
+    """True if the run finished, False if it failed; Interrupted if somebody asked to stop."""
+    ending, done = "stopped", 0
     try:
-        federation = assembly.make_federation(experiment, kit, plan.seed, data)
+        federation = make()
         complete = Run(plan, federation).execute(reporter, stop)
-        ending = "" if complete else "stopped"
+        ending, done = "" if complete else "stopped", federation.rounds_done
+    except EndedEarly as reason:
+        files.write_atomically(plan.folder / files.ERROR, explain(reason))
+        ending = f"ended early: {reason}"
+        return False
     except Exception as error:
         files.write_atomically(plan.folder / files.ERROR, explain(error))
         ending = f"failed: {type(error).__name__}: {error} (see {plan.folder / files.ERROR})"
@@ -177,11 +187,11 @@ def _run_one(
     finally:
         reporter.finish(ending)
     if not complete:
-        raise Interrupted(f"after round {federation.rounds_done} of {plan.label}, seed {plan.seed}")
+        raise Interrupted(f"after round {done} of {plan.label}, seed {plan.seed}")
     return True
 
 
-def _tracked(plan: RunPlan) -> TrackedRun:
+def tracked(plan: RunPlan) -> TrackedRun:
     return TrackedRun(plan.folder, plan.name, plan.label, plan.seed, plan.document)
 
 
@@ -216,7 +226,7 @@ def prepare(experiment: Experiment, out: Path, resume: bool) -> Prepared:
         with experiment.origin.located(choice.key):
             kits[choice.label] = kit = assembly.make_kit(experiment, choice, first)
             assembly.make_federation(experiment, kit, experiment.seeds[0], first)
-    finished = frozenset(plan.folder for plan in plans.values() if _is_finished(plan, resume))
+    finished = frozenset(plan.folder for plan in plans.values() if is_finished(plan, resume))
     make_folder(out)
     return Prepared(plans, kits, finished, first)
 
@@ -243,7 +253,7 @@ def make_folder(out: Path) -> None:
         raise InputError(f"--out {out} cannot be made ({error}); give a folder that can be written to.") from None
 
 
-def _is_finished(plan: RunPlan, resume: bool) -> bool:
+def is_finished(plan: RunPlan, resume: bool) -> bool:
     """Whether an earlier call finished this very run; refuses a folder that holds something else."""
     folder = plan.folder
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
@@ -264,7 +274,7 @@ def _is_finished(plan: RunPlan, resume: bool) -> bool:
             f"{folder} holds a run of another configuration, so --resume cannot go on with it: {listed}. "
             "Use the same configuration, or give another --out."
         )
-    return (folder / files.SUMMARY).is_file()
+    return (folder / files.SUMMARY).is_file() and "ended_early" not in files.read_json(folder / files.SUMMARY)
 
 
 def differences(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterator[str]:

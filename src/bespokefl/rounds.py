@@ -43,6 +43,9 @@ class Census(Protocol):
     @property
     def input_shape(self) -> tuple[int, ...]: ...
 
+    @property
+    def has_masks(self) -> bool: ...
+
     def sizes(self, split: str) -> IntArray:
         """The number of samples of each client."""
         ...
@@ -147,6 +150,12 @@ class RoundLoop(ABC):
         with torch.device(self.device):
             self.server = self.algorithm.init(self.task, x0, setup)
             return x0, self.algorithm.init_client(self.task, x0)
+
+    def begin(self) -> None:  # noqa: B027
+        """Before the first round of this process; a state to go on from is restored by then."""
+
+    def end(self) -> None:  # noqa: B027
+        """After the last round of a run."""
 
     # rounds ------------------------------------------------------------------------------------------
     def round(self, clients: Iterable[int] | None = None, silent: Collection[int] = ()) -> RoundRecord:

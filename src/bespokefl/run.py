@@ -15,7 +15,8 @@ import torch
 from bespokefl import __version__, checkpoint, metrics, trees
 from bespokefl.config import CheckpointSection, Document, EvalSection, NewClientsSection, OutputSection
 from bespokefl.engines.memory import peak_bytes
-from bespokefl.federation import Federation, RoundRecord
+from bespokefl.errors import EndedEarly
+from bespokefl.federation import Federation
 from bespokefl.interrupts import StopRequest
 from bespokefl.progress import Reporter
 from bespokefl.results import files, store
@@ -25,6 +26,7 @@ from bespokefl.results.model_file import write_model
 from bespokefl.results.new_clients import let_new_clients_join
 from bespokefl.results.summary import client_columns, further_figures, main_figures, meanings
 from bespokefl.results.surfaces import write_surfaces
+from bespokefl.rounds import RoundLoop, RoundRecord
 from bespokefl.scoring import Evaluation
 from bespokefl.selection import Score, Selection, affordable, choose_rule
 from bespokefl.surface import surfaces
@@ -54,20 +56,22 @@ class RunPlan:
 class Run:
     """The round loop around a federation: evaluate, record, checkpoint, and at the end the files."""
 
-    def __init__(self, plan: RunPlan, federation: Federation) -> None:
+    def __init__(self, plan: RunPlan, federation: RoundLoop) -> None:
         self.plan, self.federation = plan, federation
         self.rule = choose_rule(plan.eval.select, validated=bool(federation.data.sizes("val").any()))
         self.selection = Selection(federation, self.rule, plan.rounds, plan.eval.s_fraction, self._crosses())
         self._saves = _Schedule(plan.checkpoint)
+        self._evaluated: tuple[int, Evaluation] | None = None  # the last round that was
 
     def execute(self, reporter: Reporter, stop: StopRequest) -> bool:
         """Run to the end, True, or to the round in which somebody asks to stop, False."""
         folder = self.plan.folder
         files.write_atomically(folder / files.CONFIG, dumps(self.plan.document))
         (folder / files.ERROR).unlink(missing_ok=True)
-        if self.federation.engine.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self.federation.engine.device)
+        if self.federation.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.federation.device)
         done = self._restore(reporter)
+        self.federation.begin()
         log = files.RoundLog(folder / files.ROUNDS, keep=done)
         evaluations = EvaluationLog(folder / EVALUATIONS, self._who(), keep=done)
         watch = Watch()
@@ -76,8 +80,11 @@ class Run:
         try:
             reporter.start(self.plan.label, self.plan.seed, self.plan.rounds, done)
             while self.federation.rounds_done < self.plan.rounds:
-                record = self.federation.round()
-                log.append(self._line(record, evaluations))
+                try:
+                    record = self.federation.round()
+                    log.append(self._line(record, evaluations))
+                except EndedEarly as reason:
+                    return self._end_early(str(reason), log, evaluations, reporter)
                 reporter.round(log.lines[-1])
                 self._warn(watch, log.lines[-1], reporter)
                 if stop.asked or record.round == self.plan.rounds or self._saves.due(record.round):
@@ -88,8 +95,20 @@ class Run:
         finally:
             log.close()
             evaluations.close()
-        self._write_results(log, reporter)
+        self._write_results(log, reporter, {})
         return True
+
+    def _end_early(self, reason: str, log: files.RoundLog, evaluations: EvaluationLog, reporter: Reporter) -> bool:
+        """The files of a run that cannot go on, from the rounds that it has; then the reason is raised again."""
+        done = len(log.lines)
+        if done == self.federation.rounds_done:
+            evaluations.sync()
+            self._save(log)
+        if self.selection.score is None and self._evaluated is not None:
+            self.selection.settle(*self._evaluated)
+        if self.selection.score is not None:
+            self._write_results(log, reporter, {"ended_early": reason})
+        raise EndedEarly(f"{reason}; the files hold the {done} rounds that were done")
 
     def _warn(self, watch: Watch, line: files.Line, reporter: Reporter) -> None:
         evaluated = line["mean"] is not None
@@ -108,6 +127,7 @@ class Run:
             test = self.federation.evaluate(split="test", model="personal")
             val = self.federation.evaluate(split="val", model="personal") if self.rule == "val" else None
             evaluations.append(record.round, {"test": test, "val": val, **self._others()})
+            self._evaluated = record.round, test
             self.selection.consider(record.round, test, val)
             summary = metrics.summarise(test.main)
             figures = {key: summary[key] for key in ("mean", "std", "worst5", "top5")}
@@ -137,10 +157,11 @@ class Run:
 
     def _crosses(self) -> bool:
         """Whether S- and G-accuracy are measured; they are in every round that may be the selected one."""
-        cross = self.plan.eval.cross
+        cross, fed = self.plan.eval.cross, self.federation
+        if not isinstance(fed, Federation):  # nobody has the test data of all
+            return False
         if cross != "auto":
             return cross
-        fed = self.federation
         scored = 1 if self.rule == "last" else -(-self.plan.rounds // self.plan.eval.every)
         rows = int(fed.data.sizes("test").sum())
         pixels = fed.data.y[0].numel() if fed.data.has_masks else 1
@@ -177,20 +198,22 @@ class Run:
         return self.federation.rounds_done
 
     # the end -----------------------------------------------------------------------------------------
-    def _write_results(self, log: files.RoundLog, reporter: Reporter) -> None:
+    def _write_results(self, log: files.RoundLog, reporter: Reporter, ended: dict[str, str]) -> None:
         score, folder = self.selection.score, self.plan.folder
         assert score is not None
-        if self.plan.output.personal:
-            self._write_personal_models(folder / files.PERSONAL)
-        if self.plan.output.surface:
-            write_surfaces(folder, surfaces(self.federation))
+        fed, new_clients = self.federation, {}
+        fed.end()
+        if isinstance(fed, Federation):
+            if self.plan.output.personal:
+                self._write_personal_models(fed, folder / files.PERSONAL)
+            if self.plan.output.surface:
+                write_surfaces(folder, surfaces(fed))
         columns = client_columns(self.federation.data, score, log.lines) | self._malicious_column()
         files.write_csv(folder / files.CLIENTS, columns)
         store.write_results(folder, self.plan.name, score.round)
-        summary = self._summary(score, log)
-        if self.federation.data.held_out is not None:
-            summary |= {"new_clients": let_new_clients_join(self.federation, self.plan.new_clients, folder, reporter)}
-        files.write_json(folder / files.SUMMARY, summary)
+        if isinstance(fed, Federation) and fed.data.held_out is not None:
+            new_clients = {"new_clients": let_new_clients_join(fed, self.plan.new_clients, folder, reporter)}
+        files.write_json(folder / files.SUMMARY, self._summary(score, log) | new_clients | ended)
 
     def _who(self) -> dict[str, Any]:
         data = self.federation.data
@@ -210,14 +233,14 @@ class Run:
         return {
             "algorithm": plan.name,
             "seed": plan.seed,
-            "rounds": plan.rounds,
+            "rounds": len(log.lines),
             "selection": self.rule,
             **figures,
             "bytes_total": log.total("bytes_down") + log.total("bytes_up"),
             "train_seconds": float(log.total("seconds")),
-            "peak_memory_bytes": peak_bytes(fed.engine.device),
-            "engine": fed.engine.name,
-            "device": str(fed.engine.device),
+            "peak_memory_bytes": peak_bytes(fed.device),
+            "engine": fed.engine_name,
+            "device": str(fed.device),
             "version": __version__,
             "label": plan.label,
             "selected_round": score.round,
@@ -238,15 +261,15 @@ class Run:
             return f"all {fed.data.clients} clients"
         return f"the {len(fed.honest)} honest clients (attack by the other {len(fed.malicious)}: {fed.attack.kind})"
 
-    def _write_personal_models(self, folder: Path) -> None:
+    def _write_personal_models(self, federation: Federation, folder: Path) -> None:
         """The models of the last round, a file per client; some at a time, since all may not fit into memory."""
-        clients = range(self.federation.data.clients)
+        clients = range(federation.data.clients)
         digits = len(str(clients[-1]))
         for some in (clients[first : first + MODELS_AT_ONCE] for first in clients[::MODELS_AT_ONCE]):
-            stacked = self.federation.personal_models(some)
+            stacked = federation.personal_models(some)
             for row, client in enumerate(some):
                 path = folder / f"client-{client:0{digits}d}.safetensors"
-                write_model(trees.rows(stacked, row), model_note(self.federation, client, self.plan.label), path)
+                write_model(trees.rows(stacked, row), model_note(federation, client, self.plan.label), path)
 
 
 class _Schedule:
@@ -265,7 +288,7 @@ class _Schedule:
         self._saved_at, self._pause = time.monotonic(), seconds / CHECKPOINT_SHARE
 
 
-def restore(federation: Federation, stored: checkpoint.Checkpoint) -> None:
+def restore(federation: RoundLoop, stored: checkpoint.Checkpoint) -> None:
     """Put a federation into the state of a checkpoint."""
     federation.restore(_part(stored.tensors, "federation"), stored.meta)
 

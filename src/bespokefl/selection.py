@@ -15,6 +15,7 @@ from bespokefl.errors import InputError
 from bespokefl.federation import Federation
 from bespokefl.program import Rows
 from bespokefl.rng import stream
+from bespokefl.rounds import RoundLoop
 from bespokefl.scoring import Evaluation
 
 Floats = npt.NDArray[np.float64]
@@ -66,7 +67,7 @@ class Score:
 class Selection:
     """Meets every evaluated round, and keeps the score of the one that the rule selects."""
 
-    def __init__(self, federation: Federation, rule: Rule, last_round: int, s_fraction: float, cross: bool) -> None:
+    def __init__(self, federation: RoundLoop, rule: Rule, last_round: int, s_fraction: float, cross: bool) -> None:
         self._federation, self._rule, self._last = federation, rule, last_round
         self._s_fraction, self._cross = s_fraction, cross
         self.score: Score | None = None
@@ -83,11 +84,14 @@ class Selection:
         if wanted:
             self.score = self._measure(round_, criterion, test)
 
+    def settle(self, round_: int, test: Evaluation) -> None:
+        """Score this round, whatever the rule says: there will be no other."""
+        self.score = self._measure(round_, float(round_), test)
+
     def _measure(self, round_: int, criterion: float, test: Evaluation) -> Score:
         fed = self._federation
         unmeasured = np.full(len(test.accuracy), np.nan)
-        none = np.empty(0, dtype=np.int64)
-        own = [rows if client in fed.honest else none for client, rows in enumerate(fed.data.splits["test"])]
+        nothing = {"s_accuracy": unmeasured, "g_accuracy": unmeasured}
         complete = "auc" in test.further or not fed.task.classifies  # then a closer look finds nothing more
         further = test.further if complete else fed.evaluate(closer=True).further
         return Score(
@@ -96,13 +100,17 @@ class Selection:
             accuracy=_floats(test.accuracy),
             loss=_floats(test.loss),
             global_accuracy=_floats(fed.evaluate(model="global").accuracy) if fed.has_global else unmeasured,
-            s_accuracy=self._on(s_rows(own, self._s_fraction, fed.seed)) if self._cross else unmeasured,
-            g_accuracy=self._on(g_rows(own)) if self._cross else unmeasured,
+            **(_crossed(fed, self._s_fraction) if self._cross and isinstance(fed, Federation) else nothing),
             further={name: _floats(further[name]) for name in sorted(further)},
         )
 
-    def _on(self, rows: Sequence[Rows] | Rows) -> Floats:
-        return _floats(self._federation.evaluate(rows=rows).accuracy)
+
+def _crossed(fed: Federation, s_fraction: float) -> dict[str, Floats]:
+    """Personal models on the test data of others."""
+    none = np.empty(0, dtype=np.int64)
+    own = [rows if client in fed.honest else none for client, rows in enumerate(fed.data.splits["test"])]
+    on: dict[str, Sequence[Rows] | Rows] = {"s_accuracy": s_rows(own, s_fraction, fed.seed), "g_accuracy": g_rows(own)}
+    return {name: _floats(fed.evaluate(rows=rows).accuracy) for name, rows in on.items()}
 
 
 def choose_rule(select: str, validated: bool) -> Rule:

@@ -66,7 +66,7 @@ def reference(run: Federation, schedule: list[list[int]], norm: int, val: bool, 
                 P[i, j] += w
                 mixed += w > 0
                 start = server[j] if w > 0 else start  # the only positive weight is 1 once normalised
-            program = algorithm.train("val" if val else "train") if server else algorithm.alone
+            program = algorithm.train_by("val" if val else "train") if server else algorithm.alone
             theta[i], m[i] = local(run, program, start, m[i] if keep else small.Weights(), i, t)
             sent[i] = theta[i]
     return theta, P, mixed
@@ -110,7 +110,7 @@ def test_several_models_by_hand(engine: str) -> None:
             share = v / sum(helping.values())
             start = {k: start[k] + share * (theta[j][k] - theta[i][k]) for k in start}
         m = small.Weights()
-        for r in small.batches(run, FedFomo(**TRAINING).train("val"), i, 1)[-1]:
+        for r in small.batches(run, FedFomo(**TRAINING).train_by("val"), i, 1)[-1]:
             start, m = small.sgd(start, small.gradient(start, x[r], y[r]), m, lr=0.1, momentum=0.9)
         small.assert_models(run.client_model(i), start, 1e-11)
         for j, v in w.items():

@@ -52,6 +52,7 @@ class APFL(ModelAveraging, OneModel):
     name: ClassVar[str] = "apfl"
     paper: ClassVar[str] = "Deng et al., Adaptive Personalized Federated Learning, arXiv 2020"
     sends: ClassVar = {"w": "w"}
+    averages: ClassVar = ("train",)
 
     alpha0: float = hyper(0.5, "alpha: share of a client's own model; where it starts if adaptive", low=0, high=1)
     adaptive: bool = hyper(True, "whether clients learn their alpha, eq. (10)")

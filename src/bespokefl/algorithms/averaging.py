@@ -53,6 +53,9 @@ class ModelAveraging(Algorithm):
                     f"attackers, Krum can keep at most {n - f}"
                 )
 
+    def averaged(self) -> tuple[str, ...]:
+        return super().averaged() if self.aggregation == "mean" else ()
+
     def average(self, models: Tree, start: Tree | None, weights: Tensor) -> Tree:
         """The stacked models as one; ``start`` is what all of them started from, nothing if they are differences."""
         n = len(weights)

@@ -17,6 +17,8 @@ from bespokefl.scoring import GLOBAL_MODEL, hand_over, network_outputs
 from bespokefl.task import Batch, Pass, Task
 from bespokefl.trees import Model, Tree, zeros
 
+AVERAGED_BY = ("averages", "round")
+
 
 class Setup(NamedTuple):
     """The federation that an algorithm is to serve."""
@@ -63,6 +65,9 @@ class Algorithm:
     # The uploads that hold parameters, which attacks replace: by name, what a model started from (a download of the
     # exchange, or an entry of its ``held``), or None for an update, such as a gradient.
     sends: ClassVar[Mapping[str, str | None]] = {}
+    # The programs of whose uploads ``round`` takes nothing but the mean, by ``up.weights(self.weights)``: a node that
+    # hosts several clients may then send their mean. Does not count for a subclass with another ``round``.
+    averages: ClassVar[tuple[str, ...]] = ()
 
     lr: float = hyper(0.1, "eta: step size of local SGD", low=0)
     momentum: float = hyper(0.0, "momentum of local SGD", low=0, below=1)
@@ -149,6 +154,11 @@ class Algorithm:
 
     def check(self, task: Task, setup: Setup) -> None:
         """Refuses (InputError) hyper-parameters that do not fit the model or the federation."""
+
+    def averaged(self) -> tuple[str, ...]:
+        """The programs whose uploads may be averaged before the server has them."""
+        place = {name: next(k for k, cls in enumerate(type(self).__mro__) if name in vars(cls)) for name in AVERAGED_BY}
+        return self.averages if place["averages"] <= place["round"] else ()
 
     # a client that comes later -----------------------------------------------------------------------
     def newcomer(self, server: Tree, task: Task) -> Newcomer:

@@ -36,6 +36,7 @@ class Ditto(ModelAveraging, OneModel):
     name: ClassVar[str] = "ditto"
     paper: ClassVar[str] = "Li et al., Ditto: Fair and Robust Federated Learning Through Personalization, ICML 2021"
     sends: ClassVar = {"x": "w"}
+    averages: ClassVar = ("train",)
 
     lam: float = hyper(1.0, "lambda: pull of the personal model towards the global one, eq. (1)", low=0)
     weights: Literal["sample", "uniform"] = hyper("uniform", "p_i: aggregation by samples (n_i) or all clients alike")

@@ -104,6 +104,7 @@ class LocalSGD(OneModel):
 class FedAvg(ModelAveraging, LocalSGD):
     name: ClassVar[str] = "fedavg"
     paper: ClassVar[str] = "McMahan et al., Communication-Efficient Learning of Deep Networks, AISTATS 2017"
+    averages: ClassVar = ("train",)
 
     def round(self, server: Tree, cohort: Cohort) -> Tree:
         up = cohort.run(self.train, shared={"w": server["w"]})

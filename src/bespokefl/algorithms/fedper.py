@@ -42,6 +42,7 @@ class PartialSharing(ModelAveraging):
     """
 
     sends: ClassVar = {"phi": "phi"}
+    averages: ClassVar = ("train",)
 
     def private(self, task: Task) -> list[str]:
         """The tensors that stay with their client, running statistics included."""

@@ -56,6 +56,7 @@ class FedRoD(ModelAveraging, OneModel):
         "Chen and Chao, On Bridging Generic and Personalized Federated Learning for Image Classification, ICLR 2022"
     )
     sends: ClassVar = {"w": "w", "nu": "nu"}
+    averages: ClassVar = ("train",)
 
     head: Literal["linear", "hyper"] = hyper("linear", "h_i^P: a head of the client's own, or written from its labels")
     width: int = hyper(16, 'width of the hypernetwork\'s layers (head="hyper")', low=1)

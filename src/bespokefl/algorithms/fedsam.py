@@ -27,6 +27,7 @@ from bespokefl.trees import Model, Tree, shift
 class FedSAM(FedAvg):
     name: ClassVar[str] = "fedsam"
     paper: ClassVar[str] = "Qu et al., Generalized Federated Learning via Sharpness Aware Minimization, ICML 2022"
+    averages: ClassVar = ("train",)
 
     rho: float = hyper(0.05, "rho: radius of the perturbation", low=0)
     eta_g: float = hyper(1.0, "eta_g: step size of the server", above=0)

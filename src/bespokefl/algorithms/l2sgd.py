@@ -46,6 +46,7 @@ class L2SGD(ModelAveraging):
     name: ClassVar[str] = "l2sgd"
     paper: ClassVar[str] = "Hanzely and Richtarik, Federated Learning of a Mixture of Global and Local Models, 2020"
     sends: ClassVar = {"x": "x_bar"}
+    averages: ClassVar = ("train",)
 
     kappa: float = hyper(0.5, "kappa = a lambda / (N p): the part of the way to the mean that is taken", low=0, high=1)
     form: Literal["round", "coin"] = hyper("round", "local epochs and one step to the mean, or steps by coins")

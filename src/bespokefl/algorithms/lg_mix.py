@@ -87,6 +87,7 @@ class LGMix(ModelAveraging):
         "Jiang et al., Heterogeneous Personalized FL by Local-Global Updates Mixing via Convergence Rate, ICLR 2024"
     )
     sends: ClassVar = {"dw": None}
+    averages: ClassVar = ("train", "train_anew")
 
     eta_g: float = hyper(1.0, "eta_g: step size of the global update", above=0)
     trace: Literal["paper", "code"] = hyper("paper", "energy of features: sum of squares, or as in the authors' code")

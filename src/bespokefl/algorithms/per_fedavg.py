@@ -39,6 +39,7 @@ class PerFedAvg(ModelAveraging, OneModel):
     name: ClassVar[str] = "per-fedavg"
     paper: ClassVar[str] = "Fallah et al., Personalized Federated Learning with Theoretical Guarantees, NeurIPS 2020"
     sends: ClassVar = {"w": "w"}
+    averages: ClassVar = ("train",)
 
     alpha: float = hyper(0.01, "alpha: size of the step that adapts w to a client, eq. (3)", low=0)
     variant: Literal["hf", "fo"] = hyper("hf", "the meta gradient: Hessian-free, or of first order")

@@ -46,6 +46,7 @@ class PFedMe(ModelAveraging, OneModel):
     name: ClassVar[str] = "pfedme"
     paper: ClassVar[str] = "Dinh et al., Personalized Federated Learning with Moreau Envelopes, NeurIPS 2020"
     sends: ClassVar = {"w": "w"}
+    averages: ClassVar = ("train",)
 
     lam: float = hyper(15.0, "lambda: pull of theta towards w_i, eq. (3)", low=0)
     K: int = hyper(5, "K: inner steps on one batch", low=1)

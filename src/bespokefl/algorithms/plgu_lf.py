@@ -60,6 +60,7 @@ class PLGULF(ModelAveraging, OneModel):
     name: ClassVar[str] = "plgu-lf"
     paper: ClassVar[str] = "Qu et al., How to Prevent the Poor Performance Clients for Personalized FL?, CVPR 2023"
     sends: ClassVar = {"delta": None}
+    averages: ClassVar = ("train",)
 
     D: int | None = hyper(None, "D: number of personal layers, Algorithm 2; nothing: 5, at most half of them", low=0)
     rho: float = hyper(0.05, "rho: radius of the perturbation, eq. (5)", low=0)

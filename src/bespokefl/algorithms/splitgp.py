@@ -53,6 +53,7 @@ class SplitGP(ModelAveraging):
         "Han et al., SplitGP: Achieving Both Generalization and Personalization in Federated Learning, INFOCOM 2023"
     )
     sends: ClassVar = {"x": "w"}
+    averages: ClassVar = ("train",)
 
     gamma: float = hyper(0.5, "gamma: weight of the client's exit in the loss", low=0, high=1)
     lam: float = hyper(0.2, "lambda: share of its own client side that a client keeps", low=0, high=1)

@@ -31,11 +31,15 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     """The whole file or none of it: written under a temporary name in the same folder, then renamed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.unfinished")
-    with temporary.open("wb") as file:
-        file.write(content.encode() if isinstance(content, str) else content)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    try:
+        with temporary.open("wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)  # a full disk is not to be filled by what nobody can use
+        raise
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:

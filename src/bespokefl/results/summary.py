@@ -13,13 +13,13 @@ from bespokefl import metrics
 from bespokefl.results.files import Line
 
 if TYPE_CHECKING:  # both need torch
-    from bespokefl.data import FederatedData
+    from bespokefl.rounds import Census
     from bespokefl.selection import Score
 
 LEFT_OUT = "_left_out"  # behind a metric's name: the number of clients without it
 
 
-def client_columns(data: "FederatedData", score: "Score", lines: Sequence[Line]) -> dict[str, Any]:
+def client_columns(data: "Census", score: "Score", lines: Sequence[Line]) -> dict[str, Any]:
     """clients.csv: the selected round, and how often a client took part in all rounds."""
     asked = np.bincount([c for line in lines for c in line["clients"]], minlength=data.clients)
     failed = np.bincount([int(c) for line in lines for c in line["failed"]], minlength=data.clients)

@@ -1,0 +1,82 @@
+"""What a program's answer looks like, found by running it once on made-up samples."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from bespokefl.data.federated import FederatedData
+from bespokefl.data.splits import SPLITS, Splits
+from bespokefl.engines import Sequential
+from bespokefl.engines.base import Job, Resident
+from bespokefl.errors import RunError
+from bespokefl.flower.wire import Leaf, leaves_by_name
+from bespokefl.program import Order, Phase, Program
+from bespokefl.task import Task
+from bespokefl.trees import Tree, repeat, rows, tree_map
+
+SAMPLES = 2  # of a made-up client, in each of its splits: what normalises over a batch needs more than one
+
+
+class Expectation:
+    """Names, shapes and types of the uploads of programs: their first step on a made-up client gives them.
+
+    The number of steps, and the values, have no influence on these.
+    """
+
+    def __init__(self, task: Task, initial_state: Tree, sample: FederatedData) -> None:
+        self._task, self._state, self._data = task, initial_state, sample
+        self._resident = Resident(sample, torch.device("cpu"), task.dtype)
+        self._known: dict[Any, dict[str, Leaf]] = {}
+
+    def upload(self, order: Order) -> Mapping[str, Leaf]:
+        """Of one client."""
+        own = rows(dict(order.per_client), 0)
+        shapes = {k: (v.shape, v.dtype) for k, v in leaves_by_name({**order.shared, **own}).items()}
+        key = order.program, tuple(sorted(shapes.items(), key=lambda item: item[0]))
+        if key not in self._known:
+            self._known[key] = self._found(order, own)
+        return self._known[key]
+
+    def _found(self, order: Order, own: dict[str, Tree]) -> dict[str, Leaf]:
+        states = tree_map(lambda v: v[None], self._state)
+        job = Job(
+            self._task,
+            self._resident,
+            self._data.splits,
+            shortened(order.program),
+            np.array([0]),
+            order.shared,
+            repeat(own, 1),
+            states,
+            seed=0,
+            round=order.round,
+        )
+        result = Sequential("cpu").run(job)
+        for error in result.failed.values():
+            raise RunError(f"a program fails on made-up samples: {type(error).__name__}: {error}") from error
+        return {k: Leaf(tuple(v.shape[1:]), v.dtype) for k, v in leaves_by_name(result.uploads).items()}
+
+
+def shortened(program: Program) -> Program:
+    """The same with at most one batch a phase."""
+
+    def one(phase: Phase) -> Phase:
+        b = phase.batches
+        steps = b.steps if b.steps is None else min(b.steps, 1)
+        return phase._replace(batches=b._replace(epochs=min(b.epochs, 1), steps=steps, shared=False))
+
+    return program._replace(phases=tuple(one(phase) for phase in program.phases))
+
+
+def made_up(input_shape: tuple[int, ...], classes: tuple[str, ...], target: str) -> FederatedData:
+    """A client of a few random samples in every split; ``target`` is labels, masks or numbers."""
+    rng = np.random.default_rng(0)
+    x = torch.as_tensor(rng.normal(size=(SAMPLES, *input_shape)), dtype=torch.float32)
+    labels = torch.arange(SAMPLES) % max(1, len(classes))
+    if target == "masks":
+        labels = labels.to(torch.uint8)[:, None, None].expand(SAMPLES, *input_shape[1:]).contiguous()
+    y = x.reshape(SAMPLES, -1)[:, 0] if target == "numbers" else labels
+    splits: Splits = {split: (np.arange(SAMPLES, dtype=np.int64),) for split in SPLITS}
+    return FederatedData(x, y, splits, classes, ("made up",), {})

@@ -1,0 +1,151 @@
+"""What a silo has: its own samples, or those of some simulated clients of an experiment. Only counts leave it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+
+from bespokefl import assembly
+from bespokefl.attacks import Attack
+from bespokefl.config import Experiment
+from bespokefl.data import Dataset, FederatedData
+from bespokefl.data.normalisation import NORMALISATIONS, Moments, normalise_and_tell
+from bespokefl.data.sources import load_dataset
+from bespokefl.data.splits import SPLITS, Splits, check_fractions, split_client
+from bespokefl.errors import InputError
+from bespokefl.flower.wire import Refused
+
+DEFAULT_TEST = 0.25
+
+
+class Placed(NamedTuple):
+    """Samples as a federation counts its clients, and how inputs were read (for `bespoke predict`)."""
+
+    data: FederatedData  # of all clients by id; a client that is elsewhere has no rows
+    reading: dict[str, Any]
+
+
+class Holdings(Protocol):
+    """The clients that a silo hosts."""
+
+    @property
+    def kind(self) -> str:
+        """own, or simulated"""
+        ...
+
+    def census(self, seed: int, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """What the server is told: how many samples, of which shape and classes. JSON."""
+        ...
+
+    def place(self, seed: int, settings: Mapping[str, Any], ids: Sequence[int], of: int, classes: list[str]) -> Placed:
+        """The samples of the hosted clients, whose ids are these of so many, with the federation's classes."""
+        ...
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """Some clients of an experiment, the same ones that `bespoke run` would simulate."""
+
+    experiment: Experiment
+    clients: tuple[int, ...]
+    kind: str = "simulated"
+
+    def census(self, seed: int, settings: Mapping[str, Any]) -> dict[str, Any]:
+        data = self._load(seed)
+        sizes = {split: data.sizes(split).tolist() for split in SPLITS}
+        told = [
+            {"id": c, "name": data.client_names[c]} | {split: sizes[split][c] for split in SPLITS} for c in self.clients
+        ]
+        return {"clients": told, "of": data.clients, **_about(data)}
+
+    def place(self, seed: int, settings: Mapping[str, Any], ids: Sequence[int], of: int, classes: list[str]) -> Placed:
+        data = self._load(seed)
+        if tuple(ids) != self.clients or of != data.clients or list(data.classes) != classes:
+            raise Refused(f"the server counts {of} clients and {len(classes)} classes; the experiment here has others")
+        attack = Attack(**self.experiment.attack.model_dump())
+        data = attack.poisoned(data, attack.malicious(data.clients, seed))
+        return Placed(data, _reading(data.record["normalize"], data.record["moments"], {}))
+
+    def _load(self, seed: int) -> FederatedData:
+        data = assembly.load_data(self.experiment, seed)
+        outside = [c for c in self.clients if not 0 <= c < data.clients]
+        if outside:
+            raise InputError(f"clients = {outside}: the experiment has clients 0 to {data.clients - 1}")
+        return data
+
+
+@dataclass(frozen=True)
+class Own:
+    """Samples of the silo's own: a .npz file, or a folder of images."""
+
+    path: Path
+    kind: str = "own"
+
+    def census(self, seed: int, settings: Mapping[str, Any]) -> dict[str, Any]:
+        data, _ = self._load(settings)
+        counts = {split: int(data.sizes(split)[0]) for split in SPLITS}
+        return {"clients": [{"id": None, "name": self.path.stem} | counts], "of": None, **_about(data)}
+
+    def place(self, seed: int, settings: Mapping[str, Any], ids: Sequence[int], of: int, classes: list[str]) -> Placed:
+        data, reading = self._load(settings)
+        unknown = [name for name in data.classes if name not in classes]
+        if len(ids) != 1 or not 0 <= ids[0] < of or unknown:
+            raise Refused(f"this silo is one client with the classes {', '.join(data.classes)}; the server thinks else")
+        number = torch.tensor([classes.index(name) for name in data.classes])
+        y = number[data.y.long()].to(data.y.dtype)
+        none = np.empty(0, dtype=np.int64)
+        splits = {
+            split: tuple(rows[0] if c == ids[0] else none for c in range(of)) for split, rows in data.splits.items()
+        }
+        names = tuple(self.path.stem if c == ids[0] else str(c) for c in range(of))
+        return Placed(replace(data, y=y, splits=splits, classes=tuple(classes), client_names=names), reading)
+
+    def _load(self, settings: Mapping[str, Any]) -> tuple[FederatedData, dict[str, Any]]:
+        """The samples, split here; rows that are marked as test rows are the test split."""
+        how, test, val, image = _checked(settings)
+        dataset = self._read(image)
+        rows = np.arange(len(dataset), dtype=np.int64)
+        labels = None if dataset.has_masks else dataset.labels
+        if dataset.is_test is not None and 0 < dataset.is_test.sum() < len(dataset):
+            held, rest = rows[dataset.is_test], rows[~dataset.is_test]
+            train, val_rows = rest, rest[:0]
+            if val:
+                train, _, val_rows = split_client(rest, 0, self.path.stem, val, 0.0, 0, labels)
+        else:
+            train, val_rows, held = split_client(rows, 0, self.path.stem, test, val, 0, labels)
+        x, moments = normalise_and_tell(dataset.x, how, train)
+        splits: Splits = {"train": (train,), "val": (val_rows,), "test": (held,)}
+        data = FederatedData(x, torch.from_numpy(dataset.y), splits, dataset.classes, (self.path.stem,), {})
+        return data, _reading(how, moments, image if self.path.is_dir() else {})
+
+    def _read(self, image: dict[str, Any]) -> Dataset:
+        if self.path.is_dir():
+            return load_dataset("images", str(self.path), **image)
+        if self.path.suffix != ".npz" or not self.path.is_file():
+            raise InputError(
+                f"--data {self.path}: should be a .npz file with x and y, or a folder of images, a folder per class."
+            )
+        return load_dataset("npz", str(self.path))
+
+
+def _checked(settings: Mapping[str, Any]) -> tuple[str, float, float, dict[str, Any]]:
+    """What the server wishes for the reading of samples: known names and fractions, or refused."""
+    how, test, val = settings.get("normalize", "unit"), settings.get("test"), settings.get("val")
+    image = {key: value for key, value in settings.get("image", {}).items() if key in ("size", "mode")}
+    test, val = DEFAULT_TEST if test is None else test, 0.0 if val is None else val
+    if how not in NORMALISATIONS or not all(isinstance(value, int | float) for value in (test, val)):
+        raise Refused(f"normalize = {how!r}, test = {test!r}, val = {val!r}: not settings that this silo can follow")
+    check_fractions(test, val)
+    return how, float(test), float(val), image
+
+
+def _about(data: FederatedData) -> dict[str, Any]:
+    target = "masks" if data.has_masks else "numbers" if data.y.is_floating_point() else "labels"
+    return {"classes": list(data.classes), "input_shape": list(data.input_shape), "target": target}
+
+
+def _reading(how: str, moments: Moments, image: dict[str, Any]) -> dict[str, Any]:
+    return {"normalize": how, "moments": dict(moments), "image": image}

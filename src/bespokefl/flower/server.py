@@ -1,0 +1,155 @@
+"""The server of a real federation: an experiment's algorithms and seeds, with the files that `bespoke run` writes."""
+
+import os
+from collections.abc import Iterator
+from dataclasses import fields, replace
+from functools import partial
+from pathlib import Path
+
+from bespokefl import assembly, models
+from bespokefl.algorithms import ALGORITHMS, Algorithm
+from bespokefl.attacks import Attack
+from bespokefl.config import AlgorithmChoice, CheckpointSection, Document, Experiment
+from bespokefl.errors import InputError
+from bespokefl.experiment import Outcome, is_finished, make_folder, make_plan, run_planned, tracked
+from bespokefl.flower.envelope import Transport
+from bespokefl.flower.remote import RemoteFederation
+from bespokefl.flower.roster import RemoteCensus, Roster
+from bespokefl.interrupts import Interrupted, stop_on_signals
+from bespokefl.progress import Reporter
+from bespokefl.results.files import write_csv
+from bespokefl.results.partition import SPLITS, partition_file
+from bespokefl.run import RunPlan
+from bespokefl.selection import choose_rule
+from bespokefl.tracking import make_tracking
+
+
+def serve(
+    experiment: Experiment, out: Path, transport: Transport, *, nodes: int, resume: bool, reporter: Reporter
+) -> Outcome:
+    """Waits for so many nodes, and runs all that is not finished; a run that fails is recorded, the others go on.
+
+    Deadlines, the least number of answers and the like are in [federation] of the experiment.
+    """
+    with experiment.origin.located():
+        tracking = make_tracking(experiment.track, out, reporter.note)
+        _check(experiment)
+    make_folder(out)
+    for text in _left_out(experiment):
+        reporter.note(text)
+    roster = Roster(transport, experiment, out, reporter.note)
+    outcome = Outcome(tracking=tracking)
+
+    def announce() -> None:
+        reporter.note("stopping after this round; once more to stop at once")
+
+    with stop_on_signals(announce) as stop:
+        for seed in experiment.seeds:
+            census = roster.gather(nodes, seed)
+            _check_census(experiment, census)
+            _write_partition(partition_file(out, seed), census)
+            for choice in experiment.algorithms:
+                plan = _plan(experiment, choice, seed, census, out)
+                if is_finished(plan, resume):
+                    reporter.note(f"{choice.label}, seed {seed}: finished before, skipped")
+                    tracking.catch_up(tracked(plan))
+                    outcome.finished.append(plan.folder)
+                    continue
+                if stop.asked:
+                    raise Interrupted(f"before {choice.label}, seed {seed}")
+                make = partial(make_federation, experiment, choice, seed, census, roster)
+                finished = run_planned(plan, make, tracking.reporter(reporter, tracked(plan)), stop)
+                (outcome.finished if finished else outcome.failed).append(plan.folder)
+    return outcome
+
+
+def make_federation(
+    experiment: Experiment, choice: AlgorithmChoice, seed: int, census: RemoteCensus, roster: Roster
+) -> RemoteFederation:
+    """One run of the experiment on the silos of a roster."""
+    algorithm, task = assembly.make_algorithm(experiment, choice), assembly.make_task(experiment, seed, census)
+    model = experiment.model
+    agreement = {
+        "algorithm": choice.name,
+        "hyper": _plain_hyper(algorithm),
+        "seed": seed,
+        "model": {"name": model.name, "head": model.head, "options": model.options},
+        "loss": assembly.chosen_loss(experiment, census),
+        "precision": experiment.engine.precision,
+        "classes": list(census.classes),
+        "input_shape": list(census.input_shape),
+        "data": roster.settings(),
+        "of": census.clients,
+    }
+    return RemoteFederation(
+        task,
+        census,
+        algorithm,
+        roster=roster,
+        run_id=f"{roster.federation}/{choice.label}/seed-{seed}",
+        agreement=agreement,
+        initial=task.initial,
+        seed=seed,
+        participation=experiment.train.participation,
+        attack=Attack(**experiment.attack.model_dump()),
+    )
+
+
+def _plain_hyper(algorithm: Algorithm) -> Document:
+    values = {f.name: getattr(algorithm, f.name) for f in fields(algorithm)}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+
+
+def _plan(experiment: Experiment, choice: AlgorithmChoice, seed: int, census: RemoteCensus, out: Path) -> RunPlan:
+    """As of a simulation, but for the checkpoints: silos remember two rounds, so the server saves every one."""
+    section = experiment.data
+    root = None if section.root is None else os.path.abspath(os.path.expanduser(section.root))
+    about = {**section.model_dump(exclude={"options"}), **section.options, "root": root, "clients": census.clients}
+    about["seed"] = assembly.data_seed(experiment, seed)
+    task = assembly.make_task(experiment, seed, census)
+    document = assembly.resolved_with(about, experiment, choice, seed, census, task)
+    document["federation"] = experiment.federation.model_dump()
+    return replace(make_plan(experiment, choice, seed, out, document), checkpoint=CheckpointSection(every=1))
+
+
+# before the start ------------------------------------------------------------------------------------
+def _check(experiment: Experiment) -> None:
+    """What cannot be done between machines is refused before anybody connects."""
+    for choice in experiment.algorithms:
+        with experiment.origin.located(choice.key):
+            algorithm = assembly.make_algorithm(experiment, choice)
+            if choice.name not in ALGORITHMS:
+                raise InputError(
+                    f"algorithm.name = {choice.name!r}: silos run registered methods only, never code from a server."
+                )
+            if algorithm.why_not_apart:
+                raise InputError(
+                    f"algorithm.name = {choice.name!r} cannot run in a real federation: {algorithm.why_not_apart}."
+                )
+    if experiment.model.name not in models.MODELS:
+        raise InputError(
+            f"model.name = {experiment.model.name!r}: silos build registered models only, never code from a server."
+        )
+
+
+def _left_out(experiment: Experiment) -> Iterator[str]:
+    """Settings of a simulation that have no meaning here."""
+    if experiment.output.personal:
+        yield "output.personal: personal models stay with their silos, each in its own folder"
+    if experiment.output.surface:
+        yield "output.surface: left out, as it needs clients' samples"
+    if experiment.new_clients.wanted:
+        yield "[new_clients]: nobody joins afterwards; a new silo may use `bespoke adapt` on a simulation"
+
+
+def _check_census(experiment: Experiment, census: RemoteCensus) -> None:
+    with experiment.origin.located():
+        choose_rule(experiment.eval.select, validated=bool(census.sizes("val").any()))
+        if experiment.attack.kind != "none" and "own" in census.kinds:
+            raise InputError(f"attack.kind = {experiment.attack.kind!r}: only simulated clients can play attackers.")
+
+
+def _write_partition(path: Path, census: RemoteCensus) -> None:
+    """Sizes only: how many samples of which class a silo has is not told."""
+    sizes = {f"n_{split}": census.sizes(split) for split in SPLITS}
+    write_csv(path, {"client": range(census.clients), "name": census.client_names, **sizes})

@@ -1,0 +1,193 @@
+"""A run on a silo: the method, the model and the samples that the server's requests are about.
+
+Everything comes from names and numbers in the server's message. The server is not trusted: names are those of this
+package's registries, sizes are bounded, and what a request may do is to run a program of the method on the silo's own
+clients.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from bespokefl import models, trees
+from bespokefl.algorithms import ALGORITHMS, Algorithm, build_algorithm
+from bespokefl.engines import Engine
+from bespokefl.engines.base import Job, Resident, Result
+from bespokefl.evaluation import Scorer
+from bespokefl.flower.holdings import Holdings
+from bespokefl.flower.vault import Vault
+from bespokefl.flower.wire import Refused, leaves_by_name
+from bespokefl.losses import LOSSES
+from bespokefl.program import Order, Program, Rows
+from bespokefl.task import Task
+from bespokefl.trees import Model, Tree
+
+PRECISIONS = {"float32": torch.float32, "float64": torch.float64, "bf16": torch.float32}
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a silo puts up with."""
+
+    message_bytes: int = 2**32
+    parameters: int = 2**30  # of a model
+    passes: int = 2000  # over a split, in one request
+    whole_number: int = 10_000  # largest hyper-parameter of that kind, the batch size apart
+    clients: int = 100_000  # of a federation
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """A run as the server described it and the silo checked it; kept on disk as it came (JSON)."""
+
+    run: str
+    algorithm: str
+    hyper: dict[str, Any]
+    seed: int
+    model: dict[str, Any]  # name, head, options
+    loss: str
+    precision: str
+    classes: list[str]
+    input_shape: list[int]
+    data: dict[str, Any]  # how samples are read
+    clients: list[int]  # ids of the silo's clients
+    of: int  # clients of the federation
+
+    @classmethod
+    def checked(cls, content: Any, limits: Limits) -> "Agreement":
+        """From JSON; every field is there, of its type, and within bounds."""
+        kinds = {name: hint for name, hint in cls.__annotations__.items()}
+        if not isinstance(content, Mapping) or set(content) != set(kinds):
+            raise Refused(f"a run is described by {', '.join(kinds)}; the message has something else")
+        plain = {str: str, int: int, list[int]: list, list[str]: list, dict[str, Any]: dict}
+        for name, hint in kinds.items():
+            if type(content[name]) is not plain[hint]:
+                raise Refused(f"{name} of the run is a {type(content[name]).__name__}")
+        agreed = cls(**content)
+        whole = [*agreed.clients, *agreed.input_shape, agreed.of, agreed.seed]
+        if not all(type(v) is int and v >= 0 for v in whole) or not all(type(v) is str for v in agreed.classes):
+            raise Refused("clients, input_shape, of and seed of a run are whole numbers, classes are names")
+        if agreed.of > limits.clients or len(agreed.run) > 200:
+            raise Refused(f"a federation of {agreed.of} clients is too large; at most {limits.clients}")
+        if agreed.precision not in PRECISIONS or agreed.loss not in LOSSES:
+            raise Refused(f"precision = {agreed.precision!r} or loss = {agreed.loss!r} is not known here")
+        return agreed
+
+
+class Workshop:
+    """Runs the programs that requests name."""
+
+    def __init__(
+        self, agreed: Agreement, x0: Model | None, holdings: Holdings, engine: Engine, folder: Path, limits: Limits
+    ) -> None:
+        self.agreed, self.engine, self.limits, self.folder = agreed, engine, limits, folder
+        self.algorithm = make_algorithm(agreed, limits)
+        self.programs = self.algorithm.programs()
+        self.task = make_task(agreed, limits).to(engine.device)
+        place = holdings.place(agreed.seed, agreed.data, agreed.clients, agreed.of, agreed.classes)
+        if list(place.data.input_shape) != agreed.input_shape:
+            raise Refused(f"samples here have the shape {place.data.input_shape}, the run's {agreed.input_shape}")
+        self.data, self.reading = place
+        self._resident = Resident(self.data, engine.device, self.task.dtype)
+        self.scorer = Scorer(self.task, self.data, self._resident)
+        self.x0 = self._checked_model(x0)
+        with torch.device(engine.device):
+            initial = self.algorithm.init_client(self.task, self.x0)
+        self.vault = Vault(folder, initial, self.algorithm.named_tuples())
+
+    def program(self, name: Any) -> Program:
+        if not isinstance(name, str) or name not in self.programs:
+            raise Refused(f"{self.agreed.algorithm} has no program {str(name)[:60]!r}")
+        return self.programs[name]
+
+    def clients(self, ids: Any, versions: Any) -> tuple[Rows, list[int]]:
+        """Those that a request is about, and the versions of their states."""
+        for what, values in (("clients", ids), ("versions", versions)):
+            if not isinstance(values, list) or not all(type(v) is int and v >= 0 for v in values) or not values:
+                raise Refused(f"{what} of the request should be a list of whole numbers")
+        strangers = sorted(set(ids) - set(self.agreed.clients))
+        if strangers or sorted(set(ids)) != ids or len(versions) != len(ids):
+            raise Refused(f"clients = {ids[:10]}: ascending ids of the {len(self.agreed.clients)} clients of this silo")
+        return np.array(ids, dtype=np.int64), versions
+
+    def check_downloads(self, shared: Tree, per_client: Tree, clients: int) -> None:
+        """Refuses what cannot be meant for these clients and this model."""
+        if not isinstance(shared, dict) or not isinstance(per_client, dict) or set(shared) & set(per_client):
+            raise Refused("downloads come by name, each once")
+        for name, value in leaves_by_name(per_client).items():
+            if not value.ndim or value.shape[0] != clients:
+                raise Refused(f"{name.lstrip('.')!r} has the shape {tuple(value.shape)} for {clients} clients")
+        for name, value in leaves_by_name({"shared": shared, "own": per_client}).items():
+            model = next((k for k in self.x0 if name.endswith(f".{k}")), None)
+            if model is None:
+                continue
+            wanted = tuple(self.x0[model].shape)
+            if len(wanted) > value.ndim or tuple(value.shape[value.ndim - len(wanted) :]) != wanted:
+                raise Refused(f"{model!r} came with the shape {tuple(value.shape)}; the model's is {wanted}")
+
+    def run(self, order: Order, versions: Sequence[int], splits: Mapping[str, Any] | None = None) -> Result:
+        """A program on the named versions of its clients' states."""
+        self._check_work(order.program)
+        shared, own = trees.tree_map(lambda v: self._on_device(v), (dict(order.shared), dict(order.per_client)))
+        states = self.vault.gather([int(c) for c in order.clients], versions)
+        job = Job(
+            self.task,
+            self._resident,
+            {**self.data.splits, **(splits or {})},
+            order.program,
+            order.clients,
+            shared,
+            own,
+            states,
+            self.agreed.seed,
+            order.round,
+        )
+        return self.engine.run(job)
+
+    def _on_device(self, value: Any) -> Any:
+        return value.to(self.engine.device) if isinstance(value, torch.Tensor) else value
+
+    def _check_work(self, program: Program) -> None:
+        for phase in program.phases:
+            batches = phase.batches
+            if max(batches.epochs, batches.steps or 0) > self.limits.passes:
+                raise Refused(f"a request for {max(batches.epochs, batches.steps or 0)} passes; at most 2000 are made")
+
+    def _checked_model(self, x0: Model | None) -> Model:
+        mine = self.task.initial
+        if x0 is None:
+            return mine
+        if set(x0) != set(mine) or any(x0[k].shape != v.shape or x0[k].dtype != v.dtype for k, v in mine.items()):
+            raise Refused("the initial model is not of the described kind")
+        return {k: x0[k].to(v.device) for k, v in mine.items()}
+
+
+def make_algorithm(agreed: Agreement, limits: Limits) -> Algorithm:
+    """A registered method with checked hyper-parameters."""
+    if agreed.algorithm not in ALGORITHMS:
+        raise Refused(f"algorithm {agreed.algorithm[:60]!r} is not registered here; code is never taken from a server")
+    for name, value in agreed.hyper.items():
+        if type(value) is int and value > limits.whole_number and name != "batch_size":
+            raise Refused(f"algorithm.{str(name)[:60]} = {value}: at most {limits.whole_number} is accepted")
+    return build_algorithm(agreed.algorithm, {}, agreed.hyper)
+
+
+def make_task(agreed: Agreement, limits: Limits) -> Task:
+    """A registered model of a bounded size; its parameters are made only after they were counted."""
+    name, head, options = (agreed.model.get(key) for key in ("name", "head", "options"))
+    if name not in models.MODELS or not isinstance(options, dict) or not (head is None or isinstance(head, str)):
+        raise Refused(f"model {str(name)[:60]!r} is not registered here; code is never taken from a server")
+    shape, classes = tuple(agreed.input_shape), max(1, len(agreed.classes))
+    with torch.device("meta"):
+        size = sum(math.prod(p.shape) for p in models.build(name, shape, classes, **options).parameters())
+    if size > limits.parameters:
+        raise Refused(f"the model would have {size:,} parameters; at most {limits.parameters:,} are accepted")
+    with torch.random.fork_rng(devices=[]):
+        module = models.build(name, shape, classes, **options)
+    precision = agreed.precision
+    return Task(module, agreed.loss, head=head, dtype=PRECISIONS[precision], bf16=precision == "bf16")
