@@ -190,7 +190,8 @@ class RemoteSite:
         if large:
             failed |= {clients[row]: f"refused: {why}" for row, why in large.items()}
             good = [row for row in range(rows) if row not in large]
-            clients, uploads = [clients[row] for row in good], trees.rows(uploads, torch.tensor(good))
+            index = torch.tensor(good, dtype=torch.int64)
+            clients, uploads = [clients[row] for row in good], trees.rows(uploads, index)
         return Part(clients, uploads, version, failed, *counts)  # type: ignore[arg-type]
 
     def _too_large(self, uploads: Tree, rows: int, order: Order) -> dict[int, str]:
