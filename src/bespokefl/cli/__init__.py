@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from bespokefl import __version__
-from bespokefl.cli import adapt, catalogue, reproduce, results, run, tune
+from bespokefl.cli import adapt, catalogue, predict, reproduce, results, run, tune
 
 app = typer.Typer(
     name="bespoke",
@@ -49,6 +49,7 @@ COMMANDS = (
     results.results,
     results.export,
     adapt.adapt,
+    predict.predict,
 )
 for command in COMMANDS:
     app.command()(command)

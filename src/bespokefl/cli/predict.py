@@ -1,0 +1,55 @@
+"""`bespoke predict`."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+
+from bespokefl.cli.common import guarded, make_console
+
+if TYPE_CHECKING:
+    from bespokefl.predict import Prediction
+
+LISTED = 3  # classes of a row
+
+
+@guarded
+def predict(
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="A silo's folder, or a run's with output.personal = true.")
+    ],
+    inputs: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Images, or arrays (.npy, .npz with x).")],
+    client: Annotated[
+        int | None, typer.Option("--client", metavar="I", help="Whose model, if the folder has several.")
+    ] = None,
+    run: Annotated[
+        str | None, typer.Option("--run", metavar="NAME", help="A run in the silo's folder; the newest unless given.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="For machines: all probabilities.")] = False,
+    device: Annotated[str, typer.Option("--device", metavar="D", help="cpu, cuda, ...")] = "cpu",
+) -> None:
+    """Ask a personal model for the class of new samples."""
+    from bespokefl.predict import load_personal_model
+
+    model = load_personal_model(folder, client, run, device)
+    found = model.predict(inputs)
+    if as_json:
+        typer.echo(json.dumps({"model": str(model.path), "predictions": [one.as_json() for one in found]}, indent=1))
+        return
+    make_console().print(_table(found))
+    typer.echo(f"Model: {model.path}")
+
+
+def _table(found: "list[Prediction]") -> Table:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("input")
+    table.add_column("class")
+    table.add_column("probability", justify="right")
+    table.add_column("then")
+    for one in found:
+        ranked = sorted(one.probabilities.items(), key=lambda item: -item[1])[1:LISTED]
+        others = ", ".join(f"{name} {100 * value:.1f} %" for name, value in ranked)
+        table.add_row(one.source, one.label, f"{100 * one.probability:.1f} %", others)
+    return table
