@@ -18,6 +18,7 @@ from bespokefl.data.options import option_names, parse_options
 from bespokefl.engines import Engine, build_engine
 from bespokefl.errors import InputError
 from bespokefl.federation import Federation
+from bespokefl.privacy import PrivacySettings
 from bespokefl.rng import derived_seed
 from bespokefl.rounds import Census
 from bespokefl.task import Task
@@ -118,7 +119,19 @@ def make_federation(experiment: Experiment, kit: Kit, seed: int, data: Federated
         initial=make_task(experiment, seed, data).initial,
         attack=Attack(**experiment.attack.model_dump()),
         keep_sent="before_agg" in experiment.eval.also,
+        privacy=make_privacy(experiment),
     )
+
+
+def make_privacy(experiment: Experiment) -> PrivacySettings | None:
+    """What [privacy] says; nothing where it says nothing."""
+    section = experiment.privacy
+    if section.clip is not None and section.noise is not None:
+        return PrivacySettings(section.clip, section.noise, section.delta)
+    if section.wanted:
+        there, missing = ("clip", "noise") if section.noise is None else ("noise", "clip")
+        raise InputError(f"privacy.{there} stands alone; privacy.{missing} is needed beside it.")
+    return None
 
 
 def resolved(experiment: Experiment, choice: AlgorithmChoice, seed: int, data: FederatedData, task: Task) -> Document:
@@ -143,6 +156,7 @@ def resolved_with(
         "checkpoint": experiment.checkpoint.model_dump(),
         "output": experiment.output.model_dump(),
         **attack,
+        **({"privacy": experiment.privacy.model_dump()} if experiment.privacy.wanted else {}),
         **({"new_clients": new.model_dump()} if new.wanted else {}),
     }
 

@@ -126,7 +126,7 @@ class Attacker:
         uploads = dict(result.uploads)
         for name, start in self._sends.items():
             if name in uploads:
-                known = None if start is None else _start(start, order, held, result.positions[rows])
+                known = None if start is None else start_of(start, order, held, result.positions[rows])
                 uploads[name] = self._replaced(name, uploads[name], known, rows, draws)
         return uploads
 
@@ -159,7 +159,7 @@ class Attacker:
                 )
 
 
-def _start(name: str, order: Order, held: Mapping[str, Tree], places: Rows) -> Model:
+def start_of(name: str, order: Order, held: Mapping[str, Tree], places: Rows) -> Model:
     """What models started from, a row for each of some places in the order (or one for all)."""
     if name in order.shared:
         shared: Model = order.shared[name]

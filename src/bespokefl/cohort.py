@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bespokefl import trees
 from bespokefl.engines.base import Result
-from bespokefl.errors import RunError
+from bespokefl.errors import InputError, RunError
 from bespokefl.program import Order, Program, Rows
 from bespokefl.site import Site
 from bespokefl.trees import Tree
@@ -28,6 +28,7 @@ class Ledger:
     samples_computed: int = 0
     samples_useful: int = 0
     exchanges: int = 0
+    releases: int = 0  # means of uploads that noise was added to
     failed: dict[int, str] = field(default_factory=dict)
 
 
@@ -100,6 +101,12 @@ class Cohort:
         self._count(result, shared, own, uploads)
         if not len(rows):
             raise RunError(self._nobody_left()) from next(iter(result.failed.values()), None)
+        if self.site.privacy is not None and trees.leaves(uploads):
+            if self.ledger.releases:
+                raise InputError("privacy.clip: the method averages uploads more than once in a round")
+            self.ledger.releases += 1
+            places = result.positions[good]
+            uploads = self.site.privacy.protected(order, uploads, places, held or {})
         if write:
             self.site.keep(self.ids[rows], _choose(result.states, good, len(result.positions)))
         return Uploads(self.only(self.ids[rows]), uploads, rows, groups)

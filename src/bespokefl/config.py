@@ -153,6 +153,18 @@ class FederationSection(Section):
     wait: Annotated[float, Field(gt=0)] = 300.0  # seconds for silos to connect, at the start and before a retry
 
 
+class PrivacySection(Section):
+    """Client-level differential privacy of the averaged updates; off unless clip and noise are set."""
+
+    clip: Annotated[float, Field(gt=0)] | None = None  # largest norm of a client's update
+    noise: Annotated[float, Field(gt=0)] | None = None  # standard deviation of the noise on their sum, over clip
+    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5  # of the guarantee; below one over the number of clients
+
+    @property
+    def wanted(self) -> bool:
+        return self.clip is not None or self.noise is not None
+
+
 class TrackSection(Section):
     """Who else is told of the runs; it changes nothing in them."""
 
@@ -239,6 +251,7 @@ class Experiment:
     new_clients: NewClientsSection
     track: TrackSection
     federation: FederationSection
+    privacy: PrivacySection
     paper: PaperSection
     origin: Origin
 
@@ -265,5 +278,6 @@ SECTIONS: dict[str, type[Section]] = {
     "new_clients": NewClientsSection,
     "track": TrackSection,
     "federation": FederationSection,
+    "privacy": PrivacySection,
     "paper": PaperSection,
 }

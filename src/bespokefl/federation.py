@@ -18,6 +18,7 @@ from bespokefl.engines import Engine, build_engine
 from bespokefl.engines.base import Resident, Result
 from bespokefl.errors import InputError
 from bespokefl.evaluation import Scorer, joined, of_all
+from bespokefl.privacy import PrivacySettings
 from bespokefl.program import Call, Order, Rows
 from bespokefl.rounds import History, RoundLoop, RoundRecord, Schedule
 from bespokefl.scoring import Evaluation, network_outputs
@@ -45,6 +46,7 @@ class Federation(RoundLoop):
         schedule: who takes part, round by round (a sequence, or a function of the 0-based round); default: uniform
             samples from a stream that only the seed and the round determine.
         attack: what malicious clients do; they take part like all others and are not scored.
+        privacy: clip, noise and delta of client-level differential privacy (`bespokefl.privacy`).
     """
 
     data: FederatedData
@@ -63,6 +65,7 @@ class Federation(RoundLoop):
         initial: Model | None = None,
         schedule: Schedule | None = None,
         attack: Attack | None = None,
+        privacy: PrivacySettings | None = None,
     ) -> None:
         self.engine = build_engine(engine) if isinstance(engine, str) else engine
         dtype = data.x.dtype if data.x.is_floating_point() else torch.float32
@@ -79,11 +82,20 @@ class Federation(RoundLoop):
             clients_per_round=clients_per_round,
             schedule=schedule,
             attack=attack,
+            privacy=privacy,
         )
         states = ClientStates(self._start(initial)[1])
         resident = Resident(data, self.engine.device, task.dtype)
         self.site = LocalSite(
-            task, resident, data.splits, data.sizes("train"), self.engine, states, seed, self._attacker()
+            task,
+            resident,
+            data.splits,
+            data.sizes("train"),
+            self.engine,
+            states,
+            seed,
+            self._attacker(),
+            self.privacy,
         )
         self._scorer = Scorer(task, data, resident)
 

@@ -16,6 +16,7 @@ from bespokefl.cohort import Cohort, Ledger
 from bespokefl.data.dataset import IntArray
 from bespokefl.errors import InputError
 from bespokefl.metrics import summarise
+from bespokefl.privacy import Privacy, PrivacySettings, check_private
 from bespokefl.program import Call, Rows
 from bespokefl.rng import stream
 from bespokefl.scoring import Evaluation
@@ -117,6 +118,7 @@ class RoundLoop(ABC):
         schedule: who takes part, round by round (a sequence, or a function of the 0-based round); default: uniform
             samples from a stream that only the seed and the round determine.
         attack: what malicious clients do; they take part like all others and are not scored.
+        privacy: clip, noise and delta of `bespokefl.privacy`.
     """
 
     site: Site
@@ -134,6 +136,7 @@ class RoundLoop(ABC):
         clients_per_round: int | None,
         schedule: Schedule | None,
         attack: Attack,
+        privacy: PrivacySettings | None,
     ) -> None:
         self.task, self.data, self.algorithm, self.device = task, data, algorithm, device
         self.seed, self.schedule, self.attack = seed, schedule, attack
@@ -141,12 +144,30 @@ class RoundLoop(ABC):
         self.honest = np.setdiff1d(np.arange(data.clients), self.malicious)
         self.cohort_size = _cohort_size(data.clients, participation, clients_per_round)
         self.rounds_done = 0
+        self._private = privacy
+
+    @property
+    def privacy(self) -> Privacy | None:
+        """The mechanism that uploads go through, where privacy was asked for."""
+        if self._private is None:
+            return None
+        n, m, sends = self.data.clients, self.cohort_size, self.algorithm.sends
+        return Privacy(*self._private, n, m, sends, self._noise_seed)
+
+    @property
+    def _noise_seed(self) -> int | None:
+        """Of the noise; a simulation repeats itself, so its noise is no secret."""
+        return self.seed
 
     def _start(self, initial: Model | None) -> tuple[Model, Tree]:
         """Checks the method, and makes the server's state; the initial model, and a client's initial state."""
         x0 = self._initial(initial)
         setup = Setup(self.data.clients, self.cohort_size, self.seed, bool(self.data.sizes("val").any()))
         self.algorithm.check(self.task, setup)
+        if self._private is not None:
+            method = self.algorithm
+            averaged = bool(method.averaged())
+            check_private(self._private, method.name, method.weights, averaged, self.task, self.data.clients)
         with torch.device(self.device):
             self.server = self.algorithm.init(self.task, x0, setup)
             return x0, self.algorithm.init_client(self.task, x0)

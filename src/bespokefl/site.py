@@ -5,6 +5,7 @@ from typing import Any, Protocol
 
 from bespokefl.attacks import Attacker
 from bespokefl.engines.base import Engine, Job, Resident, Result, Splits
+from bespokefl.privacy import Privacy
 from bespokefl.program import Order, Rows
 from bespokefl.states import ClientStates
 from bespokefl.task import Task
@@ -28,6 +29,9 @@ class Site(Protocol):
     @property
     def attacker(self) -> Attacker | None: ...
 
+    @property
+    def privacy(self) -> Privacy | None: ...
+
     def run(self, order: Order) -> Result:
         """Runs a program on its clients' newest states, and writes nothing."""
         ...
@@ -49,6 +53,7 @@ class LocalSite:
     states: ClientStates
     seed: int
     attacker: Attacker | None = None
+    privacy: Privacy | None = None
 
     def run(self, order: Order) -> Result:
         return self.engine.run(self.job(order))

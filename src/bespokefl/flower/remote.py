@@ -26,6 +26,7 @@ from bespokefl.flower.roster import POLL, RemoteCensus, Roster
 from bespokefl.flower.silo import UNKNOWN_RUN
 from bespokefl.flower.vault import INITIAL
 from bespokefl.flower.wire import Refused, check_rows, packed, unpacked
+from bespokefl.privacy import Privacy, PrivacySettings
 from bespokefl.program import Order, Program, Rows
 from bespokefl.rounds import RoundLoop, RoundRecord
 from bespokefl.scoring import Evaluation
@@ -65,6 +66,7 @@ class RemoteSite:
     expectation: Expectation
     smallest_norm: float  # of the initial model: what an answer's is compared with where nothing was sent
     attacker: Attacker | None = None
+    privacy: Privacy | None = None
     versions: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))  # by client
     exchange: int = 0  # of the round
 
@@ -96,7 +98,9 @@ class RemoteSite:
 
     def mean_by(self, order: Order) -> str | None:
         """How nodes may average their clients' uploads, where the method does nothing else with them."""
-        averages = order.write and self.attacker is None and self.name_of(order.program) in self.algorithm.averaged()
+        if not order.write or self.attacker is not None or self.privacy is not None:
+            return None
+        averages = self.name_of(order.program) in self.algorithm.averaged()
         return self.algorithm.weights if averages else None
 
     def name_of(self, program: Program) -> str:
@@ -256,6 +260,7 @@ class RemoteFederation(RoundLoop):
         seed: int,
         participation: float,
         attack: Attack,
+        privacy: PrivacySettings | None = None,
     ) -> None:
         if why := algorithm.why_not_apart:
             raise InputError(f"algorithm.name = {algorithm.name!r} cannot run in a real federation: {why}")
@@ -269,6 +274,7 @@ class RemoteFederation(RoundLoop):
             clients_per_round=None,
             schedule=None,
             attack=attack,
+            privacy=privacy,
         )
         x0, state = self._start(initial)
         told, arrays = packed({"x0": x0})
@@ -285,11 +291,17 @@ class RemoteFederation(RoundLoop):
             Expectation(task, state, sample),
             max(1.0, _norm(x0)),
             self._attacker(),
+            self.privacy,
         )
 
     @property
     def engine_name(self) -> str:
         return ENGINE
+
+    @property
+    def _noise_seed(self) -> int | None:
+        """None: silos know the seed, and whoever knows the noise can take it away again."""
+        return None
 
     def begin(self) -> None:
         """Makes the silos ready."""

@@ -47,6 +47,9 @@ def serve(
         for seed in experiment.seeds:
             census = roster.gather(nodes, seed)
             _check_census(experiment, census)
+            for choice in experiment.algorithms:
+                with experiment.origin.located(choice.key):
+                    make_federation(experiment, choice, seed, census, roster)
             _write_partition(partition_file(out, seed), census)
             for choice in experiment.algorithms:
                 plan = _plan(experiment, choice, seed, census, out)
@@ -92,6 +95,7 @@ def make_federation(
         seed=seed,
         participation=experiment.train.participation,
         attack=Attack(**experiment.attack.model_dump()),
+        privacy=assembly.make_privacy(experiment),
     )
 
 
@@ -126,6 +130,7 @@ def _check(experiment: Experiment) -> None:
                 raise InputError(
                     f"algorithm.name = {choice.name!r} cannot run in a real federation: {algorithm.why_not_apart}."
                 )
+    assembly.make_privacy(experiment)
     if experiment.model.name not in models.MODELS:
         raise InputError(
             f"model.name = {experiment.model.name!r}: silos build registered models only, never code from a server."

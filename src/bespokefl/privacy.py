@@ -1,0 +1,155 @@
+"""Client-level differential privacy for methods that only average their clients' updates (McMahan et al., ICLR 2018).
+
+What a client uploads is shortened so that its update (x_i - w of a model, or the difference itself) has at most the
+norm C, and Gaussian noise of standard deviation z C is added to the sum of all updates. So what the server makes of a
+round, and all that comes of it, is differentially private: whether one client took part at all can hardly be told.
+
+Not covered: what the server itself sees of single uploads (it is trusted to clip and to add the noise), a client's own
+personal model, the scores that clients tell, and sizes. A round samples a fixed number of clients; it is accounted for
+as if each took part with the same probability on its own (Poisson sampling), which is the usual approximation.
+"""
+
+import importlib.util
+import logging
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bespokefl.attacks import start_of
+from bespokefl.errors import InputError
+from bespokefl.program import Order, Rows
+from bespokefl.rng import stream
+from bespokefl.task import Task
+from bespokefl.trees import Tree, leaves, tree_map
+
+NEEDED = "dp_accounting"
+
+
+class PrivacySettings(NamedTuple):
+    clip: float
+    noise: float
+    delta: float = 1e-5
+
+
+@dataclass(frozen=True)
+class Privacy:
+    """The mechanism of a federation.
+
+    Args:
+        clip: C, the largest norm of a client's update.
+        noise: z, the noise multiplier.
+        delta: of the guarantee.
+        clients: N of the federation.
+        cohort_size: clients asked in a round.
+        sends: the algorithm's uploads that hold parameters (``Algorithm.sends``).
+        seed: of the noise, for a simulation; None draws it from the system's entropy, as a secret must be.
+    """
+
+    clip: float
+    noise: float
+    delta: float
+    clients: int
+    cohort_size: int
+    sends: Mapping[str, str | None]
+    seed: int | None
+
+    def protected(
+        self, order: Order, uploads: Mapping[str, Tree], places: Rows, held: Mapping[str, Tree]
+    ) -> dict[str, Tree]:
+        """The uploads of the clients at these places of the order, clipped, with noise in their mean.
+
+        All the noise is in the first row: of the rows nothing but the mean with equal weights is ever used, in which it
+        has the standard deviation z C over the number of rows.
+        """
+        if unknown := sorted(set(uploads) - set(self.sends)):
+            raise InputError(f"privacy.clip: the method uploads {', '.join(unknown)}, and does not say what that is")
+        starts = {
+            k: None if self.sends[k] is None else start_of(str(self.sends[k]), order, held, places) for k in uploads
+        }
+        moved = {k: _minus(tree, starts[k]) for k, tree in uploads.items()}
+        factor = (self.clip / _norms(moved).clamp(min=1e-300)).clamp(max=1.0)
+        draw = self._generator(order.round)
+
+        def one(update: Tensor) -> Tensor:
+            shortened = update * factor.to(update).reshape(-1, *(1,) * (update.ndim - 1))
+            noise = self.noise * self.clip * draw.standard_normal(tuple(update.shape[1:]))
+            shortened[0] += torch.as_tensor(noise).to(update)
+            return shortened
+
+        return {k: _plus(tree_map(one, tree), starts[k]) for k, tree in moved.items()}
+
+    def _generator(self, round: int) -> np.random.Generator:
+        if self.seed is None:
+            return np.random.default_rng(secrets.randbits(128))
+        return stream(self.seed, "privacy", round)
+
+    def epsilon(self, rounds: int) -> float:
+        """Of the guarantee (epsilon, delta) after so many rounds, by Renyi differential privacy."""
+        import dp_accounting
+
+        share = self.cohort_size / self.clients
+        event: Any = dp_accounting.GaussianDpEvent(self.noise)
+        if share < 1:
+            event = dp_accounting.PoissonSampledDpEvent(share, event)
+        told = logging.getLogger("absl")  # it warns of orders that it leaves out, which only loosen the bound
+        level = told.level
+        told.setLevel(logging.ERROR)
+        try:
+            accountant = dp_accounting.rdp.RdpAccountant()
+            accountant.compose(event, rounds)
+            return float(accountant.get_epsilon(self.delta))
+        finally:
+            told.setLevel(level)
+
+    def summary(self, rounds: int) -> dict[str, Any]:
+        """For summary.json."""
+        return {
+            "epsilon": self.epsilon(rounds),
+            "delta": self.delta,
+            "privacy_clip": self.clip,
+            "privacy_noise": self.noise,
+            "privacy_sampling": "poisson (approximated)" if self.cohort_size < self.clients else "none",
+        }
+
+
+def check_private(settings: PrivacySettings, name: str, weights: str, averaged: bool, task: Task, clients: int) -> None:
+    """Refuses what would be no guarantee."""
+    if importlib.util.find_spec(NEEDED) is None:
+        raise InputError("privacy.noise: the accounting needs dp-accounting; pip install 'bespokefl[privacy]'.")
+    if settings.delta >= 1 / clients:
+        raise InputError(
+            f"privacy.delta = {settings.delta:g}: it should be below one over the number of clients, {clients}"
+        )
+    if not averaged:
+        raise InputError(
+            f"privacy.clip: algorithm.name = {name!r} does more with its clients' uploads than take their mean (or "
+            "algorithm.aggregation is another one), so noise in that mean would be no guarantee; methods that only "
+            "average are listed in docs/federation-protocol.md"
+        )
+    if weights != "uniform":
+        raise InputError(
+            f"algorithm.weights = {weights!r} ({name}): under [privacy] all clients count alike; set it to 'uniform'"
+        )
+    if task.buffer_names:
+        raise InputError(
+            "privacy.clip: the model has running statistics (BatchNorm), which noise would make invalid; take a model "
+            "with GroupNorm or without normalisation"
+        )
+
+
+def _norms(stacked: Tree) -> Tensor:
+    """The norm of each row, over all tensors together."""
+    return torch.stack([v.double().flatten(1).square().sum(1).cpu() for v in leaves(stacked)]).sum(0).sqrt()
+
+
+def _minus(stacked: Tree, start: Tree | None) -> Tree:
+    return tree_map(torch.clone, stacked) if start is None else tree_map(torch.sub, stacked, start)
+
+
+def _plus(moved: Tree, start: Tree | None) -> Tree:
+    return moved if start is None else tree_map(torch.add, moved, start)
