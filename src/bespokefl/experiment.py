@@ -30,6 +30,7 @@ from bespokefl.tomlfile import dumps
 from bespokefl.tracking import TrackedRun, Tracking, make_tracking
 
 Result = TypeVar("Result")
+OPERATION = "federation."  # keys of how a run is operated: they may change while it is going
 
 
 @dataclass
@@ -281,6 +282,8 @@ def differences(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterato
     """Keys whose values differ, with both values."""
     before, now = dict(_flat(stored)), dict(_flat(tomllib.loads(dumps(wanted))))
     for key in before.keys() | now.keys():
+        if key.startswith(OPERATION):
+            continue
         if key not in before or key not in now or before[key] != now[key]:
             yield f"{key} was {before.get(key, 'absent')!r} and is now {now.get(key, 'absent')!r}"
 

@@ -14,6 +14,7 @@ from tests.flower.test_contract import HOSTED, assert_alike, simulated
 from bespokefl.errors import RunError
 from bespokefl.flower.envelope import Envelope
 from bespokefl.flower.server import serve
+from bespokefl.flower.workshop import Limits
 from bespokefl.results.files import read_rounds
 
 BAD = 101  # the node that hosts client 4 alone
@@ -258,3 +259,47 @@ def test_silos_that_never_come(tmp_path: Path) -> None:
     transport = Memory(shards(tmp_path, it, HOSTED[:2]))
     with pytest.raises(RunError, match=r"2 of 3 silos were there after 0\.2 s"):
         serve(it, tmp_path / "out", transport, nodes=3, resume=False, reporter=Notes())
+
+
+def test_scores_that_are_missing_or_made_up_are_left_out(tmp_path: Path) -> None:
+    it = experiment("fedavg", rounds=2)
+
+    def tamper(node: int, request: Envelope, answer: Envelope) -> Envelope | str:
+        if request.header["kind"] != "score" or request.header["round"] != 2:
+            return answer
+        if node == BAD:
+            return "gone"
+        false = {"accuracy": answer.arrays["accuracy"] + 2} if node == 100 else {}
+        return changed(answer, **false)
+
+    transport = Memory(shards(tmp_path, it, HOSTED), tamper=tamper)
+    notes = Notes()
+    outcome = serve(it, tmp_path / "out", transport, nodes=3, resume=False, reporter=notes)
+    (folder,) = outcome.finished
+    scores = [json.loads(line) for line in (folder / "evaluations.jsonl").read_text().splitlines()]
+    last = scores[-1]["test"]["accuracy"]
+    assert [value is None for value in last] == [True, False, False, True, True]  # nodes host 0 and 3, 4, 1 and 2
+    assert read_rounds(folder / "rounds.jsonl")[1]["mean"] == pytest.approx(np.mean([last[1], last[2]]))
+    assert any("scores of clients [0, 3] are refused" in text for text in notes.texts)
+
+
+def test_a_silo_that_refuses_a_run_is_named_with_its_reason(tmp_path: Path) -> None:
+    it = experiment("fedavg")
+    transport = Memory(shards(tmp_path, it, HOSTED))
+    refusing = transport.handlers[BAD]
+    refusing._limits = Limits(parameters=10)  # type: ignore[attr-defined]
+    notes = Notes()
+    there = remote(it, transport, tmp_path, notes)
+    for _ in range(2):
+        assert "at most 10 are accepted" in there.round().failed[4]
+    assert sum("node 101 cannot take part" in text for text in notes.texts) == 1
+
+
+def test_operational_settings_may_change_on_resume(tmp_path: Path) -> None:
+    transport = Memory(shards(tmp_path, experiment("fedavg"), HOSTED))
+    transport.before = lambda node, request: "gone" if is_run(request, 1) else None
+    first = experiment("fedavg", federation={"retries": 0, "wait": 0.1})
+    outcome = serve(first, tmp_path / "out", transport, nodes=3, resume=False, reporter=Notes())
+    transport.before = None
+    later = experiment("fedavg", federation={"deadline": 77.0})
+    assert serve(later, tmp_path / "out", transport, nodes=3, resume=True, reporter=Notes()).finished == outcome.failed

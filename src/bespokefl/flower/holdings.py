@@ -1,7 +1,7 @@
 """What a silo has: its own samples, or those of some simulated clients of an experiment. Only counts leave it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -52,6 +52,7 @@ class Simulated:
     experiment: Experiment
     clients: tuple[int, ...]
     kind: str = "simulated"
+    _loaded: dict[int, FederatedData] = field(default_factory=dict)  # by seed: the last one
 
     def census(self, seed: int, settings: Mapping[str, Any]) -> dict[str, Any]:
         data = self._load(seed)
@@ -70,10 +71,14 @@ class Simulated:
         return Placed(data, _reading(data.record["normalize"], data.record["moments"], {}))
 
     def _load(self, seed: int) -> FederatedData:
+        if seed in self._loaded:
+            return self._loaded[seed]
         data = assembly.load_data(self.experiment, seed)
         outside = [c for c in self.clients if not 0 <= c < data.clients]
         if outside:
             raise InputError(f"clients = {outside}: the experiment has clients 0 to {data.clients - 1}")
+        self._loaded.clear()
+        self._loaded[seed] = data
         return data
 
 
@@ -83,6 +88,7 @@ class Own:
 
     path: Path
     kind: str = "own"
+    _loaded: dict[str, tuple[FederatedData, dict[str, Any]]] = field(default_factory=dict)  # by settings: the last one
 
     def census(self, seed: int, settings: Mapping[str, Any]) -> dict[str, Any]:
         data, _ = self._load(settings)
@@ -106,6 +112,14 @@ class Own:
     def _load(self, settings: Mapping[str, Any]) -> tuple[FederatedData, dict[str, Any]]:
         """The samples, split here; rows that are marked as test rows are the test split."""
         how, test, val, image = _checked(settings)
+        key = repr((how, test, val, sorted(image.items())))
+        if key not in self._loaded:
+            found = self._split(how, test, val, image)
+            self._loaded.clear()
+            self._loaded[key] = found
+        return self._loaded[key]
+
+    def _split(self, how: str, test: float, val: float, image: dict[str, Any]) -> tuple[FederatedData, dict[str, Any]]:
         dataset = self._read(image)
         rows = np.arange(len(dataset), dtype=np.int64)
         labels = None if dataset.has_masks else dataset.labels

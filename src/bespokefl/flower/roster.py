@@ -62,6 +62,7 @@ class Roster:
         self._ids: dict[str, list[int]] = stored.get("silos", {})  # by silo: its clients
         self._nodes: dict[int, str] = {}  # by node that was greeted: its silo
         self._strangers: set[int] = set()  # nodes that have no place here
+        self.unfit: dict[int, str] = {}  # nodes that refuse the run that is going on, with the reason
 
     # the beginning -----------------------------------------------------------------------------------
     def gather(self, nodes: int, seed: int) -> RemoteCensus:
@@ -156,17 +157,19 @@ class Roster:
             taken |= {c: silo for c in given}
 
     # every exchange ----------------------------------------------------------------------------------
-    def by_node(self, clients: list[int]) -> tuple[dict[int, list[int]], list[int]]:
-        """The clients that each connected node hosts, and those of whom no node is there."""
+    def by_node(self, clients: list[int]) -> tuple[dict[int, list[int]], dict[int, str]]:
+        """The clients that each connected node hosts, and why the others cannot be asked."""
         node_of = {silo: node for node, silo in self._nodes.items()}
         connected = set(self.transport.nodes())
         found: dict[int, list[int]] = {}
-        missing = []
+        missing: dict[int, str] = {}
         hosts = {c: node_of.get(silo) for silo, ids in self._ids.items() for c in ids}
         for client in clients:
             node = hosts.get(client)
             if node is None or node not in connected:
-                missing.append(client)
+                missing[client] = "its silo is not connected"
+            elif node in self.unfit:
+                missing[client] = self.unfit[node]
             else:
                 found.setdefault(node, []).append(client)
         return found, missing

@@ -1,0 +1,244 @@
+"""The clients as the server reaches them: programs become requests, and answers are checked before they are used."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bespokefl import trees
+from bespokefl.algorithms.base import Algorithm
+from bespokefl.attacks import Attacker
+from bespokefl.engines.base import Result
+from bespokefl.errors import InputError, RunError
+from bespokefl.flower.envelope import Envelope
+from bespokefl.flower.expectation import Expectation
+from bespokefl.flower.roster import Roster
+from bespokefl.flower.silo import UNKNOWN_RUN
+from bespokefl.flower.vault import INITIAL
+from bespokefl.flower.wire import Refused, check_rows, packed, unpacked
+from bespokefl.privacy import Privacy
+from bespokefl.program import Order, Program, Rows
+from bespokefl.task import Task
+from bespokefl.trees import Tree
+
+
+class NoAnswerError(RunError):
+    """Why a client has no part in an exchange."""
+
+
+class Part(NamedTuple):
+    """A node's share of an exchange, checked."""
+
+    clients: list[int]
+    uploads: dict[str, Tree]  # a row per client, or one for all
+    version: int
+    failed: dict[int, str]
+    computed: int
+    useful: int
+
+
+@dataclass
+class RemoteSite:
+    """Runs programs by asking the nodes that host the clients."""
+
+    task: Task
+    train_sizes: Rows
+    seed: int
+    algorithm: Algorithm
+    roster: Roster
+    run_id: str
+    opening: Envelope  # what makes a silo ready for this run; its clients are filled in
+    expectation: Expectation
+    smallest_norm: float  # of the initial model: what an answer's is compared with where nothing was sent
+    attacker: Attacker | None = None
+    privacy: Privacy | None = None
+    versions: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))  # by client
+    exchange: int = 0  # of the round
+
+    def __post_init__(self) -> None:
+        self._names: dict[Program, str] = {p: name for name, p in self.algorithm.programs().items()}
+        if not len(self.versions):
+            self.versions = torch.full((len(self.train_sizes),), INITIAL, dtype=torch.int64)
+
+    # the site of a cohort ----------------------------------------------------------------------------
+    def run(self, order: Order) -> Result:
+        expected = self.expectation.upload(order)
+        mean = self.mean_by(order)
+        more = {"write": order.write, "mean": mean}
+        asked, failed, traffic = self.ask("run", order, more)
+        parts: list[Part] = []
+        for clients, answer in asked:
+            try:
+                parts.append(self._part(answer, clients, order, expected, mean is not None))
+            except Refused as refused:
+                failed |= dict.fromkeys(clients, f"refused: {refused}")
+        self.exchange += 1
+        for part in parts:
+            failed |= part.failed
+        errors: dict[int, BaseException] = {client: NoAnswerError(why) for client, why in sorted(failed.items())}
+        return self._joined(order, parts, errors, mean is not None, traffic)
+
+    def keep(self, clients: Rows, states: Tree) -> None:
+        self.versions[torch.as_tensor(clients)] = states
+
+    def mean_by(self, order: Order) -> str | None:
+        """How nodes may average their clients' uploads, where the method does nothing else with them."""
+        if not order.write or self.attacker is not None or self.privacy is not None:
+            return None
+        averages = self.name_of(order.program) in self.algorithm.averaged()
+        return self.algorithm.weights if averages else None
+
+    def name_of(self, program: Program) -> str:
+        if program not in self._names:
+            raise InputError(
+                f"algorithm.name = {self.algorithm.name!r} runs a program without a name, which cannot be asked for "
+                "over a network; make it a property that returns a Program, or add it to `programs`"
+            )
+        return self._names[program]
+
+    # requests ----------------------------------------------------------------------------------------
+    def ask(
+        self, kind: str, order: Order, more: Mapping[str, Any]
+    ) -> tuple[list[tuple[list[int], Envelope]], dict[int, str], tuple[int, int] | None]:
+        """Answers with the clients that they are of, why others have none, and the bytes both ways."""
+        self.welcome_back()
+        place = {int(c): k for k, c in enumerate(order.clients)}
+        hosted, failed = self.roster.by_node(list(place))
+        program = self.name_of(order.program)
+        requests = {}
+        for node, clients in hosted.items():
+            own = order.select(np.array([place[c] for c in clients]))
+            told, arrays = packed({"shared": dict(own.shared), "per_client": dict(own.per_client)})
+            head = {"kind": kind, "run": self.run_id, "round": order.round, "exchange": self.exchange}
+            about = {"program": program, "clients": clients, "versions": self.versions[clients].tolist()}
+            requests[node] = Envelope({**head, **about, **more, **told}, arrays)
+        asked = self.roster.ask(requests)
+        good: list[tuple[list[int], Envelope]] = []
+        for node, answer in asked.answers.items():
+            if isinstance(answer, Envelope) and (old := _is_old(requests[node], answer)):
+                answer = f"refused: {old}"
+            if isinstance(answer, str):
+                failed |= dict.fromkeys(hosted[node], answer)
+                if answer == UNKNOWN_RUN or "not kept here" in answer:
+                    self.roster.forget(node)
+            else:
+                good.append((hosted[node], answer))
+        return good, failed, asked.traffic if any(asked.traffic) else None
+
+    def open_run(self, nodes: Iterable[int]) -> None:
+        """Makes silos ready for this run, and goes on from the states that they have."""
+        requests = {}
+        for node in nodes:
+            header = dict(self.opening.header)
+            header["agreement"] = {**header["agreement"], "clients": self.roster.clients_of(node)}
+            requests[node] = Envelope(header, self.opening.arrays)
+        for node, answer in self.roster.ask(requests).answers.items():
+            if isinstance(answer, str):
+                self.roster.note(f"warning: node {node} cannot take part: {answer}")
+                self.roster.unfit[node] = answer
+                continue
+            self.roster.unfit.pop(node, None)
+            held = answer.header.get("held")
+            for client in self.roster.clients_of(node):
+                there = held.get(str(client)) if isinstance(held, Mapping) else None
+                self._reconcile(client, there if isinstance(there, list) else [INITIAL])
+
+    def welcome_back(self) -> None:
+        if back := self.roster.newcomers(self.seed):
+            self.open_run(back)
+
+    def _reconcile(self, client: int, held: list[Any]) -> None:
+        """A silo that has lost its newest state goes on from the newest that it has."""
+        if int(self.versions[client]) in held:
+            return
+        whole = [v for v in held if type(v) is int and 0 <= v < 2**63] or [INITIAL]
+        self.roster.note(f"warning: client {client} has lost its state, and goes on from an older one")
+        self.versions[client] = whole[-1]
+
+    # answers -----------------------------------------------------------------------------------------
+    def _part(self, answer: Envelope, asked: list[int], order: Order, expected: Mapping[str, Any], mean: bool) -> Part:
+        header = answer.header
+        clients, told, version = header.get("clients"), header.get("failed"), header.get("version")
+        if not isinstance(clients, list) or not set(clients) <= set(asked) or sorted(set(clients)) != clients:
+            raise Refused("the answer is of clients that were not asked")
+        if not isinstance(told, Mapping) or type(version) is not int or not 0 < version < 2**63:
+            raise Refused("the answer's header is damaged")
+        failed = {c: str(told.get(str(c), "gave no answer"))[:400] for c in asked if c not in clients}
+        counts = [header.get(key) for key in ("computed", "useful")]
+        if not all(type(n) is int and 0 <= n < 2**53 for n in counts):
+            raise Refused("the answer's header is damaged")
+        limit = self.roster.options.max_bytes
+        classes = self.algorithm.named_tuples()
+        uploads = unpacked(answer, ("uploads",), classes, most_bytes=limit, finite=False)["uploads"]
+        rows = (1 if mean else len(clients)) if clients else 0
+        if rows:
+            check_rows(uploads, expected, rows)
+        large = self._too_large(uploads, rows, order)
+        if large and mean:
+            raise Refused(large[0])
+        if large:
+            failed |= {clients[row]: f"refused: {why}" for row, why in large.items()}
+            good = [row for row in range(rows) if row not in large]
+            index = torch.tensor(good, dtype=torch.int64)
+            clients, uploads = [clients[row] for row in good], trees.rows(uploads, index)
+        return Part(clients, uploads, version, failed, *counts)  # type: ignore[arg-type]
+
+    def _too_large(self, uploads: Tree, rows: int, order: Order) -> dict[int, str]:
+        """The rows whose norm cannot be honest, with the reason; NaN is for the check that all answers go through."""
+        most = self.roster.options.max_norm
+        if most is None:
+            return {}
+        sent = max(norm_of(order.shared), norm_of(order.per_client), self.smallest_norm)
+        sizes = {row: norm_of(trees.rows(uploads, row)) for row in range(rows)}
+        return {
+            row: f"the answer's norm is {size:.3g}, that of the download {sent:.3g} (federation.max_norm)"
+            for row, size in sizes.items()
+            if size > most * sent
+        }
+
+    def _joined(
+        self,
+        order: Order,
+        parts: list[Part],
+        failed: dict[int, BaseException],
+        mean: bool,
+        traffic: tuple[int, int] | None,
+    ) -> Result:
+        """The nodes' answers as one, in the order of the clients."""
+        place = {int(c): k for k, c in enumerate(order.clients)}
+        answered = sorted((p for p in parts if p.clients), key=lambda part: part.clients[0])
+        positions = np.array([place[c] for part in answered for c in part.clients], dtype=np.int64)
+        ascending = np.argsort(positions)
+        versions = torch.tensor([part.version for part in answered for _ in part.clients], dtype=torch.int64)
+        groups = np.repeat(np.arange(len(answered)), [len(part.clients) for part in answered])
+        uploads: dict[str, Tree] = trees.concat([part.uploads for part in answered]) if answered else {}
+        if not mean and answered:
+            uploads = trees.rows(uploads, torch.as_tensor(ascending))
+        return Result(
+            positions[ascending],
+            uploads,
+            versions[torch.as_tensor(ascending)],
+            failed,
+            sum(part.computed for part in parts),
+            sum(part.useful for part in parts),
+            groups[ascending] if mean else None,
+            traffic,
+        )
+
+
+def _is_old(request: Envelope, answer: Envelope) -> str:
+    """How an answer belongs to another request; empty if it is of this one."""
+    for key in ("run", "round", "exchange"):
+        if answer.header.get(key) != request.header.get(key):
+            seen = str(answer.header.get(key))[:40]
+            return f"an old answer, of {key} {seen}; this is {request.header.get(key)}"
+    return ""
+
+
+def norm_of(tree: Tree) -> float:
+    """Over all tensors of a tree together."""
+    squares = [float(v.double().square().sum()) for v in trees.leaves(tree) if isinstance(v, Tensor)]
+    return float(np.sqrt(sum(squares)))
