@@ -79,7 +79,7 @@ def test_files_are_plain_safetensors_and_json(tmp_path: Path) -> None:
 
 def test_contiguous_tensors_of_the_cpu_are_written_without_a_copy() -> None:
     whole, view = torch.zeros(1000), torch.zeros(10, 10)
-    separate = checkpoint._separate({"whole": whole, "view": view[2:4], "twice": whole})
+    separate = checkpoint.separate({"whole": whole, "view": view[2:4], "twice": whole})
     assert separate["whole"].data_ptr() == whole.data_ptr()
     assert separate["view"].data_ptr() == view[2:4].data_ptr()
     assert separate["twice"].data_ptr() != whole.data_ptr()

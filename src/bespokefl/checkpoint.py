@@ -47,7 +47,7 @@ def save(folder: Path, step: int, tensors: Mapping[str, torch.Tensor], meta: Map
     tensors_tmp, json_tmp = _paths(unfinished, step)
     try:
         unfinished.mkdir(parents=True, exist_ok=True)
-        save_file(_separate(tensors), tensors_tmp)
+        save_file(separate(tensors), tensors_tmp)
         _flush(tensors_tmp)
         checksum = _sha256(tensors_tmp)
         content = {"format": FORMAT, "step": step, "names": list(tensors), "tensors": checksum, "meta": meta}
@@ -110,7 +110,7 @@ def _read(tensors_path: Path, json_path: Path, step: int) -> tuple[dict[str, tor
     return {name: mapped[name].clone() for name in content["names"]}, content["meta"]
 
 
-def _separate(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def separate(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Contiguous tensors on the CPU, each with memory of its own, as the format asks; copied only where needed."""
     separate: dict[str, torch.Tensor] = {}
     seen: set[int] = set()

@@ -213,6 +213,8 @@ def _mean(shop: Workshop, uploads: Tree, clients: list[int], kind: Any) -> Tree:
     """One row: the clients' uploads, averaged by their weights."""
     if kind not in ("sample", "uniform"):
         raise Refused(f"mean = {str(kind)[:40]!r}: clients are weighed by 'sample' or 'uniform'")
+    if len(clients) == 1:
+        return uploads
     n = torch.as_tensor(shop.data.sizes("train")[clients], dtype=torch.float64)
     weights = n / n.sum() if kind == "sample" else torch.full_like(n, 1 / len(n))
     return trees.tree_map(lambda v: v[None], trees.mean(uploads, weights))

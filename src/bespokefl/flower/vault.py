@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from bespokefl import trees
+from bespokefl.checkpoint import separate
 from bespokefl.errors import RunError
 from bespokefl.flower.envelope import Envelope
 from bespokefl.flower.wire import Refused
@@ -127,12 +128,11 @@ class Vault:
 
 
 def _as_tensors(answer: Envelope) -> dict[str, torch.Tensor]:
-    return {name: torch.from_numpy(np.array(array)) for name, array in answer.arrays.items()}
+    return {name: torch.from_numpy(np.asarray(array)) for name, array in answer.arrays.items()}
 
 
 def _write(path: Path, tensors: Mapping[str, torch.Tensor], note: dict[str, str]) -> None:
-    plain = {k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}
-    write_atomically(path, save(plain, note))
+    write_atomically(path, save(separate(tensors), note))
 
 
 def _read(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
