@@ -48,5 +48,5 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
 
 $(VENV)/.installed-dev: $(VENV)/.installed
 	@echo "Installing the tools for development ..."
-	@$(INSTALL) --editable '.[dev,tune,onnx,track,privacy]'
+	@$(INSTALL) --editable '.[dev,tune,onnx,track,privacy,flower]'
 	@touch $@
