@@ -1,0 +1,3 @@
+"""What Flower runs on the server."""
+
+from bespokefl.flower.apps import server_app as app  # noqa: F401

@@ -1,0 +1,199 @@
+"""Requests and answers through a real SuperLink to real node processes, with TLS and node authentication."""
+
+import contextlib
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flwr", reason="needs flwr: pip install bespokefl[flower]")
+
+from tests.flower.federations import Loopback, Proxy, connected, loopback
+
+from bespokefl.errors import InputError
+from bespokefl.flower.certs import make_certificates, read_private_key
+from bespokefl.flower.envelope import Envelope, Reply
+from bespokefl.flower.fleet import Fleet, NotAccepted, Refused, Unreachable
+from bespokefl.flower.host import LOCAL, check_port, free_port
+from bespokefl.flower.transport import GridTransport
+
+Started = tuple[Loopback, GridTransport, Proxy]
+
+
+@pytest.fixture(scope="module")
+def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
+    """Three nodes: one of them through a proxy that can be cut, one that the tests kill."""
+    with loopback(tmp_path_factory.mktemp("federation"), ("near", "far", "mortal", "spare")) as link:
+        proxy = Proxy(link.port)
+        link.start("near")
+        link.start("far", f"{LOCAL}:{proxy.port}")
+        link.start("mortal")
+        with link.control.grid() as grid:
+            transport = GridTransport(grid)
+            connected(transport, 3)
+            yield link, transport, proxy
+        proxy.close()
+
+
+def ask(transport: GridTransport, nodes: list[int], seconds: float = 20.0, **header: object) -> dict[int, Reply]:
+    arrays = {"w": np.arange(6, dtype=np.float32).reshape(2, 3), "n": np.array(3)}
+    replies = list(transport.exchange({node: Envelope({"round": 1, **header}, arrays) for node in nodes}, seconds))
+    assert sorted(reply.node for reply in replies) == sorted(nodes)  # each exactly once
+    return {reply.node: reply for reply in replies}
+
+
+def number_of(link: Loopback, name: str) -> int:
+    return int(link.log(name).split("connected as node ")[-1].split()[0])
+
+
+def test_answers_are_the_nodes_own(started: Started) -> None:
+    link, transport, _ = started
+    replies = ask(transport, transport.nodes(), exchange=7)
+    pids = set()
+    for reply in replies.values():
+        assert reply.answer is not None and reply.error == ""
+        np.testing.assert_array_equal(reply.answer.arrays["w"], 2 * np.arange(6, dtype=np.float32).reshape(2, 3))
+        assert reply.answer.arrays["n"] == 6
+        assert reply.answer.header["exchange"] == 7
+        assert 24 + 8 <= reply.bytes_down < 24 + 8 + 2 * 128 + 300  # numbers, two heads of NumPy's, the header
+        assert 24 + 8 <= reply.bytes_up < 24 + 8 + 2 * 128 + 300
+        pids.add(reply.answer.header["pid"])
+    assert pids == {child.pid for child in link.nodes.values()}
+
+
+def test_overhead_of_an_exchange(started: Started) -> None:
+    _, transport, _ = started
+    nodes, took = transport.nodes(), []
+    for _ in range(3):
+        began = time.monotonic()
+        ask(transport, nodes)
+        took.append(time.monotonic() - began)
+    assert min(took) < 2.0  # the least: the machine may be busy with something else
+
+
+def test_a_failure_on_a_node_is_told_a_bug_keeps_its_secrets(started: Started) -> None:
+    _, transport, _ = started
+    node = transport.nodes()[0]
+    assert "the disk is full" in ask(transport, [node], do="fail")[node].error
+    bug = ask(transport, [node], do="bug")[node]
+    assert bug.answer is None and "ZeroDivisionError" in bug.error and "secret" not in bug.error
+    assert ask(transport, [node])[node].answer is not None
+
+
+def test_a_slow_node_costs_the_deadline_and_its_late_answer_is_dropped(started: Started) -> None:
+    _, transport, _ = started
+    slow, *others = transport.nodes()
+    began = time.monotonic()
+    arrays = {"w": np.ones(1, np.float32)}
+    requests = {slow: Envelope({"round": 1, "exchange": 1, "do": "sleep", "seconds": 4}, arrays)}
+    requests |= {node: Envelope({"round": 1, "exchange": 1}, arrays) for node in others}
+    replies = {reply.node: reply for reply in transport.exchange(requests, 3.0)}
+    assert 2.9 < time.monotonic() - began < 4.0
+    assert replies[slow].answer is None and replies[slow].error == "no answer within 3 s"
+    assert all(replies[node].answer is not None for node in others)
+    answer = ask(transport, [slow], exchange=2)[slow].answer
+    assert answer is not None and answer.header["exchange"] == 2
+
+
+def test_a_killed_node_costs_the_deadline_and_comes_back_at_once(started: Started) -> None:
+    link, transport, _ = started
+    mortal = number_of(link, "mortal")
+    replies = ask(transport, [mortal], seconds=2.0, do="die")
+    assert replies[mortal].answer is None and replies[mortal].error
+    assert link.nodes["mortal"].wait(5) is not None
+    began = time.monotonic()
+    link.start("mortal")
+    while ask(transport, [mortal], seconds=3.0)[mortal].answer is None:
+        assert time.monotonic() - began < 15  # Flower alone would refuse it for up to a minute
+
+
+def test_a_cut_line_heals(started: Started) -> None:
+    link, transport, proxy = started
+    far = number_of(link, "far")
+    proxy.cut()
+    assert ask(transport, [far], seconds=2.0)[far].answer is None
+    proxy.mend()
+    deadline = time.monotonic() + 20
+    while (reply := ask(transport, [far], seconds=3.0)[far]).answer is None:
+        assert time.monotonic() < deadline, reply.error
+    assert "the line is broken" in link.log("far")
+
+
+def test_an_unknown_node_is_gone(started: Started) -> None:
+    _, transport, _ = started
+    assert ask(transport, [12345], seconds=3.0)[12345].error == "the node went away"
+
+
+# who is let in --------------------------------------------------------------------------------------------------
+
+
+def knock(address: str, ca: Path | None, key: Path, insecure: bool = False) -> None:
+    fleet = Fleet(address, ca, read_private_key(key), insecure)
+    try:
+        fleet.begin(None)
+    finally:
+        fleet.close()
+
+
+def test_an_unregistered_key_is_refused(started: Started, tmp_path: Path) -> None:
+    link, _, _ = started
+    strange = make_certificates(tmp_path / "strange", [LOCAL], ["node"])
+    with pytest.raises(NotAccepted, match="does not accept this key"):
+        knock(link.address, link.certificates.ca, strange.node_key("node"))
+
+
+def test_a_key_that_is_in_use_is_refused(started: Started) -> None:
+    link, _, _ = started
+    with pytest.raises(NotAccepted):
+        knock(link.address, link.certificates.ca, link.certificates.node_key("near"))
+
+
+def test_another_authority_is_refused(started: Started, tmp_path: Path) -> None:
+    link, _, _ = started
+    strange = make_certificates(tmp_path / "strange", [LOCAL], [])
+    with pytest.raises(Refused, match="not signed by the authority in --ca"):
+        knock(link.address, strange.ca, link.certificates.node_key("spare"))
+
+
+def test_plain_text_is_refused(started: Started) -> None:
+    link, _, _ = started
+    with pytest.raises(Unreachable):
+        knock(link.address, None, link.certificates.node_key("spare"), insecure=True)
+
+
+def test_nobody_there(started: Started) -> None:
+    link, _, _ = started
+    with pytest.raises(Unreachable, match="cannot be reached"):
+        knock(f"{LOCAL}:{free_port()}", link.certificates.ca, link.certificates.node_key("spare"))
+
+
+def test_a_port_in_use_is_said(started: Started) -> None:
+    link, _, _ = started
+    with pytest.raises(InputError, match=f"--port {link.port} on 127.0.0.1 cannot be used"):
+        check_port(LOCAL, link.port)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "days", "words"),
+    [([LOCAL], -1.0, "has expired"), (["fl.example.org"], 1.0, "is for another name")],
+    ids=["expired", "another name"],
+)
+def test_a_wrong_certificate_is_refused(hosts: list[str], days: float, words: str, tmp_path: Path) -> None:
+    files = make_certificates(tmp_path, hosts, ["node"], days=days)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(files.server, files.server_key)
+    with socket.create_server((LOCAL, 0)) as listener:
+        threading.Thread(target=_shake_hands, args=(context, listener), daemon=True).start()
+        with pytest.raises(Refused, match=words):
+            knock(f"{LOCAL}:{listener.getsockname()[1]}", files.ca, files.node_key("node"))
+
+
+def _shake_hands(context: ssl.SSLContext, listener: socket.socket) -> None:
+    connection, _ = listener.accept()
+    with connection, contextlib.suppress(OSError):
+        context.wrap_socket(connection, server_side=True).close()
