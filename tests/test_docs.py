@@ -105,7 +105,7 @@ def test_commands_parse(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, *arguments in commands(page.read_text(encoding="utf-8")):
         context = group.commands[name].make_context(name, arguments)  # type: ignore[attr-defined]
         if name == "run":
-            path = context.params["experiment"] or ROOT / "src/bespokefl/demo.toml"
+            path = Path(context.params["experiment"] or ROOT / "src/bespokefl/demo.toml")
             read_experiment(path, [parse_setting(text) for text in context.params["settings"] or ()])
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from bespokefl import __version__
-from bespokefl.cli import adapt, catalogue, predict, reproduce, results, run, tune
+from bespokefl.cli import adapt, catalogue, federation, predict, reproduce, results, run, tune
 
 app = typer.Typer(
     name="bespoke",
@@ -50,6 +50,10 @@ COMMANDS = (
     results.export,
     adapt.adapt,
     predict.predict,
+    federation.federate,
+    federation.server,
+    federation.node,
+    federation.certs,
 )
 for command in COMMANDS:
     app.command()(command)

@@ -25,6 +25,7 @@ from bespokefl.cli.common import (
 
 if TYPE_CHECKING:
     from bespokefl.config import Experiment
+    from bespokefl.experiment import Outcome
 
 
 @guarded
@@ -57,10 +58,16 @@ def _run(experiment: "Experiment", out: Path, resume: bool) -> bool:
     """Run, print the table, and say where the files are; whether something failed."""
     from bespokefl.experiment import run_experiment
     from bespokefl.progress import make_reporter
+
+    outcome = run_experiment(experiment, out, resume=resume, reporter=make_reporter(make_console(stderr=True)))
+    return show_outcome(outcome, out)
+
+
+def show_outcome(outcome: "Outcome", out: Path) -> bool:
+    """The table, the report and the files of a run; whether something failed."""
     from bespokefl.results.files import read_runs
     from bespokefl.results.table import rich_table
 
-    outcome = run_experiment(experiment, out, resume=resume, reporter=make_reporter(make_console(stderr=True)))
     runs = [run for run in read_runs(out) if run.folder in outcome.finished]
     if runs:
         make_console().print(rich_table(runs))

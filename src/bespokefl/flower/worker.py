@@ -1,0 +1,65 @@
+"""`python -m bespokefl.flower.worker SETTINGS`: the process of a node, which its supervisor starts again if it dies."""
+
+import json
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from bespokefl.errors import BespokeError, InputError
+from bespokefl.flower.place import Place
+
+WRONG_INPUT, REFUSED = 2, 3  # exit codes after which another start would not help
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """Which silo, and which server it belongs to."""
+
+    place: Place
+    superlink: str
+    ca: str = ""
+    key: str = ""  # empty: plain text, without authentication
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> "Assignment":
+        fields = json.loads(text)
+        place = fields.pop("place")
+        return cls(place=Place(**{**place, "settings": tuple(place["settings"])}), **fields)
+
+
+def attend(assignment: Assignment) -> None:
+    """Opens the silo and serves it until the process is stopped."""
+    from bespokefl.flower.certs import read_private_key
+    from bespokefl.flower.node import Node, make_fleet
+
+    key = read_private_key(Path(assignment.key)) if assignment.key else None
+    fleet = make_fleet(assignment.superlink, Path(assignment.ca) if assignment.ca else None, key)
+    handler = assignment.place.open()
+    Node(handler, Path(assignment.place.folder), fleet, say=_say).run()
+
+
+def main() -> int:
+    from bespokefl.flower.fleet import Refused
+    from bespokefl.flower.processes import end_with_parent, stop_on_sigterm
+    from bespokefl.flower.version import require_flower
+
+    end_with_parent()
+    stop_on_sigterm()
+    try:
+        require_flower()
+        attend(Assignment.from_json(sys.argv[1]))
+    except BespokeError as error:
+        _say(f"error: {error}")
+        return REFUSED if isinstance(error, Refused) else WRONG_INPUT if isinstance(error, InputError) else 1
+    return 0
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
