@@ -1,5 +1,6 @@
 """A node: keeps a silo in memory and answers the server's requests, through breaks of the line and restarts."""
 
+import contextlib
 import json
 import time
 from collections.abc import Callable
@@ -71,7 +72,8 @@ class Node:
                         "ask the server's operator to register its public part (.pub)"
                     ) from None
             time.sleep(AGAIN)
-        self._file.write_text(json.dumps({"node": number}), encoding="utf-8")
+        with contextlib.suppress(OSError):  # without it, only a restart after a crash takes longer
+            self._file.write_text(json.dumps({"node": number}), encoding="utf-8")
         self._say(f"connected as node {number}")
 
     def _earlier(self) -> int | None:

@@ -1,5 +1,6 @@
 """`python -m bespokefl.flower.worker SETTINGS`: the process of a node, which its supervisor starts again if it dies."""
 
+import contextlib
 import json
 import sys
 from dataclasses import asdict, dataclass
@@ -58,7 +59,8 @@ def main() -> int:
 
 
 def _say(text: str) -> None:
-    print(text, flush=True)
+    with contextlib.suppress(OSError):  # a log on a full disk must not end the node
+        print(text, flush=True)
 
 
 if __name__ == "__main__":
