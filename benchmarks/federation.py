@@ -5,7 +5,8 @@
 
 Both have TLS and node authentication. The work is the same: 3 nodes, an MLP 64-200-10, 450 samples a node, two epochs
 in batches of 20. The stock app (stock_flower/) is run by `flwr run` on `flower-superlink` and `flower-supernode`. A
-round is timed from the end of the one before; the first is left out of the mean, as processes warm up in it.
+round is timed from the end of the one before; the median is of all but the first, in which processes warm up. Neither
+side scores models in these rounds.
 """
 
 import argparse
@@ -88,11 +89,11 @@ class Clock:
 def ours(folder: Path, rounds: int, hidden: list[int]) -> Timing:
     path, clock = folder / "ours.toml", Clock()
     path.write_text(EXPERIMENT, encoding="utf-8")
-    settings = [f"train.rounds={rounds}", f"model.hidden={hidden}"]
+    settings = [f"train.rounds={rounds + 1}", f"model.hidden={hidden}"]  # in the last one, models are scored
     federate(path, settings, NODES, folder / "ours", resume=False, reporter=clock)
-    last = json.loads((folder / "ours/fedavg/seed-0/rounds.jsonl").read_text().splitlines()[-1])
-    first, *others = _differences(clock.ends)
-    return Timing(first, others, last["bytes_down"] + last["bytes_up"])
+    told = json.loads((folder / "ours/fedavg/seed-0/rounds.jsonl").read_text().splitlines()[0])
+    first, *others = _differences(clock.ends)[:-1]
+    return Timing(first, others, told["bytes_down"] + told["bytes_up"])
 
 
 def stock(folder: Path, rounds: int, hidden: list[int]) -> Timing:
@@ -183,7 +184,7 @@ def main() -> None:
                     timing = measure(Path(folder), rounds, hidden)
                 later = timing.rounds
                 size = "-" if timing.bytes_round is None else f"{timing.bytes_round / 1e6:.2f}"
-                figures = (timing.first, statistics.mean(later), min(later), max(later))
+                figures = (timing.first, statistics.median(later), min(later), max(later))
                 table.add_row(name, side, str(rounds), *(f"{figure:.2f}" for figure in figures), size)
     Console(width=120).print(table)
 

@@ -1,6 +1,7 @@
 """The commands' words on wrong input, before any process starts, and what they print."""
 
 import stat
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
@@ -101,3 +102,15 @@ def test_another_release_of_flower_is_refused(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("bespokefl.flower.version.metadata.version", lambda _: "1.42.0")
     with pytest.raises(InputError, match=r"flwr 1.42.0 is installed; allowed: 1.41"):
         require_flower()
+
+
+@pytest.mark.parametrize(
+    "arguments", [["federate"], ["certs", "c"], ["server", "e.toml"], ["node", "--superlink", "h:1", "--folder", "f"]]
+)
+def test_without_flower_the_way_to_it_is_said(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr("bespokefl.flower.version.metadata.version", absent)
+    code, output = invoke(*arguments)
+    assert code == 2 and "pip install 'bespokefl[flower]'" in output

@@ -13,13 +13,15 @@ import pytest
 
 pytest.importorskip("flwr", reason="needs flwr: pip install bespokefl[flower]")
 
+from tests.flower.echo_node import Echo
 from tests.flower.federations import Loopback, Proxy, connected, loopback
 
 from bespokefl.errors import InputError
 from bespokefl.flower.certs import make_certificates, read_private_key
 from bespokefl.flower.envelope import Envelope, Reply
 from bespokefl.flower.fleet import Fleet, NotAccepted, Refused, Unreachable
-from bespokefl.flower.host import LOCAL, check_port, free_port
+from bespokefl.flower.host import LOCAL, Hosting, check_port, free_port, hosted
+from bespokefl.flower.node import Node, make_fleet
 from bespokefl.flower.transport import GridTransport
 
 Started = tuple[Loopback, GridTransport, Proxy]
@@ -197,3 +199,14 @@ def _shake_hands(context: ssl.SSLContext, listener: socket.socket) -> None:
     connection, _ = listener.accept()
     with connection, contextlib.suppress(OSError):
         context.wrap_socket(connection, server_side=True).close()
+
+
+def test_without_tls_whoever_comes_is_let_in(tmp_path: Path) -> None:
+    """Only where both sides say so."""
+    with hosted(Hosting(tmp_path, LOCAL, free_port(), None), []) as link, link.control.grid() as grid:
+        fleet = make_fleet(link.control.address, None, None)
+        node = Node(Echo(), tmp_path, fleet, say=lambda text: None)
+        threading.Thread(target=node.run, daemon=True).start()
+        transport = GridTransport(grid)
+        (number,) = connected(transport, 1)
+        assert ask(transport, [number])[number].answer is not None

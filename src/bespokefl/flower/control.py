@@ -50,17 +50,17 @@ class Control:
     """One SuperLink, as its operator sees it from the same machine."""
 
     def __init__(self, address: str, ca: Path | None, secret: bytes) -> None:
-        self._address, self._secret = address, secret
+        self.address, self._secret = address, secret
         self._ca = None if ca is None else ca.read_bytes()
 
     def register(self, key: ec.EllipticCurvePublicKey) -> int | None:
         """Lets a node with this key in and returns its number; None where it was known before."""
         version = RuntimeVersionHttpInterceptor(component_name="flwr CLI")
-        with ControlHttpClient.from_server_address(self._address, self._ca is None, self._ca, [version]) as client:
+        with ControlHttpClient.from_server_address(self.address, self._ca is None, self._ca, [version]) as client:
             try:
                 return client.RegisterNode(RegisterNodeRequest(public_key=public_key_to_bytes(key))).node_id
             except httpx.HTTPError as error:
-                told = in_words(error, self._address)
+                told = in_words(error, self.address)
                 if not isinstance(told, NotAccepted):
                     raise told from error
                 return None
@@ -73,7 +73,7 @@ class Control:
         # Flower waits a second, then two, for the parts of an answer that is being uploaded
         quick = functools.partial(pull_objects, initial_backoff=0.02, backoff_cap=0.5)
         setattr(http_grid, "pull_objects", quick)  # noqa: B010  it is not exported, and has no other handle
-        grid = http_grid.HttpGrid(self._address, self._ca is None, self._ca, token=token)
+        grid = http_grid.HttpGrid(self.address, self._ca is None, self._ca, token=token)
         grid._retry_invoker.max_time = GIVE_UP
         client, over = grid._runtime_client, threading.Event()
         task = client.PullTaskInput(PullTaskInputRequest())
@@ -94,11 +94,11 @@ class Control:
 
     def _start_run(self) -> None:
         version = RuntimeVersionHttpInterceptor(component_name="flwr CLI")
-        with ControlHttpClient.from_server_address(self._address, self._ca is None, self._ca, [version]) as client:
+        with ControlHttpClient.from_server_address(self.address, self._ca is None, self._ca, [version]) as client:
             try:
                 client.StartRun(StartRunRequest(fab=Fab(content=_bundle())))
             except httpx.HTTPError as error:
-                raise in_words(error, self._address) from error
+                raise in_words(error, self.address) from error
 
     def _acquire(self) -> str:
         """The right to be the ServerApp of the run; only who has the secret gets it."""
@@ -107,14 +107,14 @@ class Control:
             RuntimeVersionHttpInterceptor(component_name="SuperExec"),
             signed,
         ]
-        with RuntimeHttpClient.from_server_address(self._address, self._ca is None, self._ca, both) as client:
+        with RuntimeHttpClient.from_server_address(self.address, self._ca is None, self._ca, both) as client:
             deadline = time.monotonic() + GIVE_UP
             while time.monotonic() < deadline:
                 answer = client.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP]))
                 if answer.token:
                     return str(answer.token)
                 time.sleep(0.05)
-        raise RunError(f"the SuperLink at {self._address} did not start the run")
+        raise RunError(f"the SuperLink at {self.address} did not start the run")
 
 
 def _bundle() -> bytes:
