@@ -73,6 +73,13 @@ def test_more_nodes_than_clients(tmp_path: Path) -> None:
     assert "--nodes 7 is more than the 5 clients of the experiment; allowed: 1 to 5" in output
 
 
+def test_an_earlier_run_is_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "pgfedmo" / "seed-0").mkdir(parents=True)
+    code, output = invoke("federate", "--out", tmp_path)
+    assert code == 2
+    assert "seed-0 is there already; add --resume" in output
+
+
 @pytest.mark.parametrize(("text", "expected"), [("3", [3]), ("0-2", [0, 1, 2]), ("0-1,5, 7-8", [0, 1, 5, 7, 8])])
 def test_clients(text: str, expected: list[int]) -> None:
     assert parse_clients(text) == expected

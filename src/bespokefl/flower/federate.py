@@ -3,7 +3,7 @@
 import contextlib
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from bespokefl.assembly import load_data
@@ -11,7 +11,7 @@ from bespokefl.config import Experiment
 from bespokefl.config_file import parse_setting, read_experiment
 from bespokefl.errors import InputError
 from bespokefl.experiment import Outcome
-from bespokefl.flower.certs import Certificates, make_certificates
+from bespokefl.flower.certs import make_certificates
 from bespokefl.flower.host import LOCAL, Hosting, free_port, hosted
 from bespokefl.flower.place import Place, shares
 from bespokefl.flower.processes import Child
@@ -36,6 +36,7 @@ def run_server(
     reporter: Reporter,
 ) -> Outcome:
     """The experiment, with whichever nodes come; waits for so many of them first."""
+    _check_folder(out, resume)
     with hosted(hosting, keys) as link, link.control.grid() as grid:
         reporter.note(f"the SuperLink listens on {hosting.host}:{hosting.port}; waiting for {nodes} nodes")
         transport = WatchedTransport(GridTransport(grid), link.names, [link.child])
@@ -49,28 +50,31 @@ def run_server(
 def federate(
     path: Path, settings: Sequence[str], nodes: int, out: Path, *, resume: bool, reporter: Reporter
 ) -> Outcome:
-    """The experiment as a federation of this many nodes, each with its share of the clients."""
+    """The experiment as a federation of this many nodes on this machine, each with its share of the clients."""
+    _check_folder(out, resume)
     experiment = read_experiment(path, [parse_setting(text) for text in settings])
     clients = load_data(experiment, experiment.seeds[0]).clients
     if clients < nodes:
         raise InputError(
             f"--nodes {nodes} is more than the {clients} clients of the experiment; allowed: 1 to {clients}."
         )
+    home, port = out / FOLDER, free_port()
+    names = [f"node-{number + 1}" for number in range(nodes)]
     with tempfile.TemporaryDirectory(prefix="bespoke-") as private, contextlib.ExitStack() as stack:
-        names = [f"node-{number + 1}" for number in range(nodes)]
         files = make_certificates(Path(private) / "certs", ["localhost", LOCAL], names)
-        hosting = Hosting(out / FOLDER / "superlink", LOCAL, free_port(), files)
         reporter.note("starting the SuperLink, with TLS and node authentication")
-        link = stack.enter_context(hosted(hosting, files.public_keys()))
-        children = [
-            stack.enter_context(child) for child in _nodes(path, settings, experiment, out, hosting, names, clients)
-        ]
-        reporter.note(f"starting {nodes} nodes; their logs are in {out / FOLDER}")
+        link = stack.enter_context(hosted(Hosting(home / "superlink", LOCAL, port, files), files.public_keys()))
+        reporter.note(f"starting {nodes} nodes; their logs are in {home}")
+        children = []
+        for name, share in zip(names, shares(clients, nodes), strict=True):
+            device = experiment.engine.device
+            place = Place(str(home / name), "", str(path), tuple(settings), share, device)
+            assignment = Assignment(place, f"{LOCAL}:{port}", str(files.ca), str(files.node_key(name)))
+            children.append(stack.enter_context(_start(assignment, home / f"{name}.log", nodes)))
         grid = stack.enter_context(link.control.grid())
         transport = WatchedTransport(GridTransport(grid), link.names, [link.child, *children])
-        outcome = serve(
-            experiment, out, transport, nodes=nodes, resume=resume, reporter=NodeReporter(reporter, transport)
-        )
+        watched = NodeReporter(reporter, transport)
+        outcome = serve(experiment, out, transport, nodes=nodes, resume=resume, reporter=watched)
         for child in children:  # all at once; the stack waits for each
             child.ask_to_stop()
         for line in transport.summary():
@@ -78,31 +82,14 @@ def federate(
         return outcome
 
 
-def _nodes(
-    path: Path,
-    settings: Sequence[str],
-    experiment: Experiment,
-    out: Path,
-    hosting: Hosting,
-    names: Sequence[str],
-    clients: int,
-) -> Iterator[Child]:
-    files = hosting.certificates
-    assert isinstance(files, Certificates)
-    threads = str(max(1, (os.cpu_count() or 1) // len(names)))
-    for name, share in zip(names, shares(clients, len(names)), strict=True):
-        place = Place(
-            folder=str(out / FOLDER / name),
-            experiment=str(path),
-            settings=tuple(settings),
-            clients=share,
-            device=experiment.engine.device,
-        )
-        assignment = Assignment(place, f"{LOCAL}:{hosting.port}", str(files.ca), str(files.node_key(name)))
-        log = out / FOLDER / f"{name}.log"
-        yield Child(
-            "bespokefl.flower.supervisor",
-            [assignment.to_json()],
-            log,
-            env={"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", threads)},
-        )
+def _check_folder(out: Path, resume: bool) -> None:
+    """Said again by the run itself, but only after processes have been started and waited for."""
+    if not resume and (earlier := sorted(out.glob("*/seed-*"))):
+        raise InputError(f"{earlier[0]} is there already; add --resume to go on with it, or give another --out.")
+
+
+def _start(assignment: Assignment, log: Path, nodes: int) -> Child:
+    """A node that shares this machine's cores with the others."""
+    threads = str(max(1, (os.cpu_count() or 1) // nodes))
+    env = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", threads)}
+    return Child("bespokefl.flower.supervisor", [assignment.to_json()], log, env)
