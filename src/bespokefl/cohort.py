@@ -108,7 +108,8 @@ class Cohort:
             places = result.positions[good]
             uploads = self.site.privacy.protected(order, uploads, places, held or {})
         if write:
-            self.site.keep(self.ids[rows], _choose(result.states, good, len(result.positions)))
+            states = _choose(result.states, good, len(result.positions))
+            self.site.keep(self.ids[rows], states, uploads if groups is None else {})
         return Uploads(self.only(self.ids[rows]), uploads, rows, groups)
 
     def _count(self, result: Result, shared: Tree, own: Tree, uploads: Tree) -> None:

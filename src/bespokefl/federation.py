@@ -22,6 +22,7 @@ from bespokefl.privacy import PrivacySettings
 from bespokefl.program import Call, Order, Rows
 from bespokefl.rounds import History, RoundLoop, RoundRecord, Schedule
 from bespokefl.scoring import Evaluation, network_outputs
+from bespokefl.sent import LastSent
 from bespokefl.serial import pack, unpack
 from bespokefl.site import LocalSite
 from bespokefl.states import ClientStates
@@ -47,6 +48,7 @@ class Federation(RoundLoop):
             samples from a stream that only the seed and the round determine.
         attack: what malicious clients do; they take part like all others and are not scored.
         privacy: clip, noise and delta of client-level differential privacy (`bespokefl.privacy`).
+        keep_sent: keep what every client sent last, so that ``evaluate(model="before_agg")`` can score it.
     """
 
     data: FederatedData
@@ -66,6 +68,7 @@ class Federation(RoundLoop):
         schedule: Schedule | None = None,
         attack: Attack | None = None,
         privacy: PrivacySettings | None = None,
+        keep_sent: bool = False,
     ) -> None:
         self.engine = build_engine(engine) if isinstance(engine, str) else engine
         dtype = data.x.dtype if data.x.is_floating_point() else torch.float32
@@ -96,6 +99,7 @@ class Federation(RoundLoop):
             seed,
             self._attacker(),
             self.privacy,
+            LastSent(algorithm.sends) if keep_sent else None,
         )
         self._scorer = Scorer(task, data, resident)
 
@@ -128,6 +132,8 @@ class Federation(RoundLoop):
     ) -> Evaluation:
         """Scores the personal (or the global) model of every client on its own split. Reads, never writes.
 
+        ``before_agg`` is the personal model with the client's own last upload instead of the server's average; a
+        method whose personal model holds no such part has the same scores for both.
         Unless ``clients`` names them, malicious clients are left out: NaN, of 0 samples.
         ``rows`` are scored on instead: a list has an array of sample rows for each client of the federation; a single
         array is for all, so that a stack of models meets each batch together. ``closer`` measures all that there is
@@ -140,7 +146,7 @@ class Federation(RoundLoop):
             own = [np.asarray(rows)] * self.data.clients
         name = split if rows is None else "given rows"  # a program that trains on ``split`` still gets its own
         look = self._scorer.look(own, closer=closer, usual=rows is None)
-        outputs = self.algorithm.outputs if model == "personal" else network_outputs
+        outputs = network_outputs if model == "global" else self.algorithm.outputs
         parts = []
         asked = self.honest.tolist() if clients is None else clients
         for cohort in self._cohorts(asked, look.answers.nbytes(self.task) if look else 0):
@@ -150,6 +156,17 @@ class Federation(RoundLoop):
             parts.append(self._scorer.evaluation(result, cohort.ids, own, look))
         scores = joined(parts)
         return scores if clients is not None else of_all(scores, self.data.clients)
+
+    @property
+    def scorable(self) -> tuple[str, ...]:
+        return (*super().scorable, "before_agg") if self.site.sent else super().scorable
+
+    def _call(self, model: str, cohort: Cohort) -> Call:
+        if model != "before_agg":
+            return super()._call(model, cohort)
+        if self.site.sent is None:
+            raise InputError("model = 'before_agg': the federation does not know it; make it with keep_sent=True")
+        return self.site.sent.instead(super()._call("personal", cohort), cohort.ids)
 
     def facts(self) -> dict[str, NDArray[Any]]:
         """What the algorithm shows of its state: arrays of the server, and of the clients stacked by id."""
@@ -178,14 +195,16 @@ class Federation(RoundLoop):
         """Everything that later rounds depend on: tensors by name, and JSON."""
         server, tensors = pack(self.server, "server")
         rows, more = pack(self.site.states.rows(), "client")
+        sent, last = self.site.sent.state() if self.site.sent else ({}, {})
         meta = {
             "rounds_done": self.rounds_done,
+            "sent": sent,
             "server": server,
             "clients": self.site.states.clients,
             "client_rows": rows,
             "engine": self.engine.plan(),
         }
-        return {k: v.detach().cpu() for k, v in (tensors | more).items()}, meta
+        return {k: v.detach().cpu() for k, v in (tensors | more | last).items()}, meta
 
     def restore(self, tensors: dict[str, torch.Tensor], meta: dict[str, Any]) -> None:
         """Takes over a state, so that the next rounds are those of the run it came from, bit for bit."""
@@ -195,5 +214,7 @@ class Federation(RoundLoop):
         classes = self.algorithm.named_tuples()
         self.server = unpack(meta["server"], on_device, classes)
         self.site.states.load(meta["clients"], unpack(meta["client_rows"], on_device, classes))
+        if self.site.sent is not None:
+            self.site.sent.restore(meta["sent"], on_device)
         self.engine.adopt(meta["engine"])
         self.rounds_done = int(meta["rounds_done"])

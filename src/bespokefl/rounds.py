@@ -242,6 +242,11 @@ class RoundLoop(ABC):
         """
 
     @property
+    def scorable(self) -> tuple[str, ...]:
+        """The kinds of models that ``evaluate`` can score."""
+        return ("personal", "global") if self.has_global else ("personal",)
+
+    @property
     def has_global(self) -> bool:
         return self.algorithm.global_model(self.server) is not None
 
@@ -256,7 +261,7 @@ class RoundLoop(ABC):
     def _call(self, model: str, cohort: Cohort) -> Call:
         """The program that gives the model to be scored, with its downloads."""
         if model not in ("personal", "global"):
-            raise InputError(f"model = {model!r}: it is 'personal' or 'global'")
+            raise InputError(f"model = {model!r}: it is one of {', '.join(map(repr, self.scorable))}")
         if model == "personal":
             with torch.device(self.device):
                 return self.algorithm.personal_model(self.server, cohort)

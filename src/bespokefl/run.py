@@ -146,8 +146,8 @@ class Run:
         }
 
     def _others(self) -> dict[str, Evaluation]:
-        """Scores of the models that are asked for beside the personal ones; a method without a global one has none."""
-        wanted = [name for name in self.plan.eval.also if name != "global" or self.federation.has_global]
+        """Scores of the models that are asked for beside the personal ones, where there are such."""
+        wanted = [name for name in self.plan.eval.also if name in self.federation.scorable]
         return {name: self.federation.evaluate(model=name) for name in wanted}
 
     def _write_facts(self, round_: int, nth: int, of: int) -> None:

@@ -1,5 +1,6 @@
 """Where clients' programs run: what a cohort asks of such a place, and the place that is this process."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -7,6 +8,7 @@ from bespokefl.attacks import Attacker
 from bespokefl.engines.base import Engine, Job, Resident, Result, Splits
 from bespokefl.privacy import Privacy
 from bespokefl.program import Order, Rows
+from bespokefl.sent import LastSent
 from bespokefl.states import ClientStates
 from bespokefl.task import Task
 from bespokefl.trees import Tree
@@ -36,8 +38,8 @@ class Site(Protocol):
         """Runs a program on its clients' newest states, and writes nothing."""
         ...
 
-    def keep(self, clients: Rows, states: Tree) -> None:
-        """Takes rows of a result's states for the newest of these clients."""
+    def keep(self, clients: Rows, states: Tree, uploads: Mapping[str, Tree]) -> None:
+        """Takes rows of a result's states for the newest of these clients; ``uploads`` are what each of them sent."""
         ...
 
 
@@ -54,12 +56,15 @@ class LocalSite:
     seed: int
     attacker: Attacker | None = None
     privacy: Privacy | None = None
+    sent: LastSent | None = None  # where models before aggregation are scored, too
 
     def run(self, order: Order) -> Result:
         return self.engine.run(self.job(order))
 
-    def keep(self, clients: Rows, states: Tree) -> None:
+    def keep(self, clients: Rows, states: Tree, uploads: Mapping[str, Tree]) -> None:
         self.states.scatter(clients, states)
+        if self.sent is not None:
+            self.sent.note(clients, uploads)
 
     def job(self, order: Order, splits: dict[str, Any] | None = None) -> Job:
         """A program on some clients with their states; ``splits`` beside those of the site."""

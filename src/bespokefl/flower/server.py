@@ -143,6 +143,8 @@ def _left_out(experiment: Experiment) -> Iterator[str]:
         yield "output.personal: personal models stay with their silos, each in its own folder"
     if experiment.output.surface:
         yield "output.surface: left out, as it needs clients' samples"
+    if "before_agg" in experiment.eval.also:
+        yield "eval.also: models before aggregation are not scored, as the server keeps nobody's upload"
     if experiment.new_clients.wanted:
         yield "[new_clients]: nobody joins afterwards; a new silo may use `bespoke adapt` on a simulation"
 

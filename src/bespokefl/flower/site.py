@@ -81,7 +81,7 @@ class RemoteSite:
         errors: dict[int, BaseException] = {client: NoAnswerError(why) for client, why in sorted(failed.items())}
         return self._joined(order, parts, errors, mean is not None, traffic)
 
-    def keep(self, clients: Rows, states: Tree) -> None:
+    def keep(self, clients: Rows, states: Tree, uploads: Mapping[str, Tree]) -> None:
         self.versions[torch.as_tensor(clients)] = states
 
     def mean_by(self, order: Order) -> str | None:
