@@ -12,6 +12,7 @@ from bespokefl.config import Experiment
 from bespokefl.errors import InputError
 from bespokefl.experiment import run_experiment
 from bespokefl.flower.server import serve
+from bespokefl.report.publish import publish
 from bespokefl.results.files import read_csv, read_rounds, read_runs
 from bespokefl.results.table import rich_table
 
@@ -46,6 +47,7 @@ def test_the_files_are_those_of_a_simulation(tmp_path: Path) -> None:
         summary = json.loads((folder / "summary.json").read_text())
         assert summary["engine"] == "federation" and summary["rounds"] == 3
     assert rich_table(read_runs(tmp_path / "served")).row_count
+    assert "s-fedpg" in publish(tmp_path / "served").read_text()
 
 
 def test_a_second_call_skips_what_is_finished_and_refuses_without_resume(tmp_path: Path) -> None:

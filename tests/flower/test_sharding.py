@@ -38,8 +38,7 @@ def test_a_subclass_with_another_round_is_not_believed() -> None:
     assert Curious().averaged() == () and FedAvg().averaged() == ("train",)
 
 
-@pytest.mark.parametrize("weights", ["sample", "uniform"])
-@pytest.mark.parametrize("name", sorted(AVERAGING))
+@pytest.mark.parametrize(("name", "weights"), [*((name, "sample") for name in sorted(AVERAGING)), ("ditto", "uniform")])
 def test_means_of_a_node_give_the_same_numbers(name: str, weights: str, tmp_path: Path) -> None:
     it = experiment([{"name": name, "weights": weights}], train={"participation": 0.8})
     transport = Memory(shards(tmp_path, it, [[0, 1, 3, 4], [2]]))

@@ -17,7 +17,7 @@ from bespokefl.flower.envelope import Envelope
 from bespokefl.flower.expectation import Expectation
 from bespokefl.flower.roster import Roster
 from bespokefl.flower.silo import UNKNOWN_RUN
-from bespokefl.flower.vault import INITIAL
+from bespokefl.flower.vault import INITIAL, LOST
 from bespokefl.flower.wire import Refused, check_rows, packed, unpacked
 from bespokefl.privacy import Privacy
 from bespokefl.program import Order, Program, Rows
@@ -122,7 +122,7 @@ class RemoteSite:
                 answer = f"refused: {old}"
             if isinstance(answer, str):
                 failed |= dict.fromkeys(hosted[node], answer)
-                if answer == UNKNOWN_RUN or "not kept here" in answer:
+                if answer == UNKNOWN_RUN or LOST in answer:
                     self.roster.forget(node)
             else:
                 good.append((hosted[node], answer))

@@ -29,6 +29,7 @@ from bespokefl.trees import Tree
 INITIAL = 0  # the version of a client that has not taken part yet
 ROUNDS_KEPT = 2  # a restarted server goes back to the beginning of its last round, or of the one before
 MANIFEST = "manifest.json"
+LOST = "this state is not kept here"  # an error after which the server asks what there is
 
 
 class Vault:
@@ -108,7 +109,7 @@ class Vault:
         if version == INITIAL:
             return self._initial
         if version not in self._held.get(client, []):
-            raise Refused(f"client {client}: its state of version {version} is not kept here any more")
+            raise Refused(f"client {client}: {LOST} (version {version})")
         if version not in self._loaded:
             tensors, note = _read(self.folder / _state_file(version))
             rows = unpack(json.loads(note["structure"]), tensors, self._classes)

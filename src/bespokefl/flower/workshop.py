@@ -154,9 +154,9 @@ class Workshop:
 
     def _check_work(self, program: Program) -> None:
         for phase in program.phases:
-            batches = phase.batches
-            if max(batches.epochs, batches.steps or 0) > self.limits.passes:
-                raise Refused(f"a request for {max(batches.epochs, batches.steps or 0)} passes; at most 2000 are made")
+            passes = max(phase.batches.epochs, phase.batches.steps or 0)
+            if passes > self.limits.passes:
+                raise Refused(f"a request for {passes} passes over the samples; at most {self.limits.passes} are made")
 
     def _checked_model(self, x0: Model | None) -> Model:
         mine = self.task.initial
