@@ -49,9 +49,9 @@ WRONG: dict[str, tuple[Callable[[Envelope, Envelope], Envelope | str], str]] = {
 }
 
 
-# Ditto's uploads travel as means of a node, PGFedMo's one by one.
+# Ditto's uploads travel as means of a node, FedAMP's one by one.
 @pytest.mark.parametrize(
-    ("name", "what"), [*(("pgfedmo", what) for what in WRONG), ("ditto", "no answer"), ("ditto", "a huge norm")]
+    ("name", "what"), [*(("fedamp", what) for what in WRONG), ("ditto", "no answer"), ("ditto", "a huge norm")]
 )
 def test_a_wrong_answer_is_left_out_and_the_round_goes_on(name: str, what: str, tmp_path: Path) -> None:
     """As if the client had been silent: what it trained does not count, and in the next round it is there again."""
@@ -196,8 +196,7 @@ class KilledError(BaseException):
     """Not an exception that anything catches."""
 
 
-@pytest.mark.parametrize("kind", ["run", "score"])
-@pytest.mark.parametrize("name", ["pgfedmo", "s-fedpg", "fedfomo"])
+@pytest.mark.parametrize(("name", "kind"), [("pgfedmo", "run"), ("fedamp", "score"), ("s-fedpg", "run")])
 def test_a_server_killed_in_a_round_goes_on_without_repeating_a_finished_one(
     name: str, kind: str, tmp_path: Path
 ) -> None:

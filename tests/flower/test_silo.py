@@ -94,7 +94,7 @@ def test_data_that_cannot_be_read_are_said_at_once(tmp_path: Path) -> None:
 
 
 # restarts ------------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("name", ["pgfedmo", "s-fedpg", "lg-mix", "pfedhn"])
+@pytest.mark.parametrize("name", ["pgfedmo", "lg-mix"])
 def test_silos_that_restart_in_between_change_nothing(name: str, tmp_path: Path) -> None:
     it = experiment(name)
     here, transport = simulated(it), Memory(shards(tmp_path, it, HOSTED))
