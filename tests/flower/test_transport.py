@@ -82,7 +82,7 @@ def test_a_slow_node_costs_the_deadline_and_its_late_answer_is_dropped(started: 
     slow, *others = transport.nodes()
     began = time.monotonic()
     arrays = {"w": np.ones(1, np.float32)}
-    requests = {slow: Envelope({"round": 1, "exchange": 1, "do": "sleep", "seconds": 4}, arrays)}
+    requests = {slow: Envelope({"round": 1, "exchange": 1, "do": "sleep", "seconds": 6}, arrays)}
     requests |= {node: Envelope({"round": 1, "exchange": 1}, arrays) for node in others}
     replies = {reply.node: reply for reply in transport.exchange(requests, 3.0)}
     assert time.monotonic() - began > 2.9
