@@ -1,7 +1,10 @@
 """What goes wrong between machines: silos that are gone, late or wrong, and a server that dies."""
 
 import json
+import os
 import re
+import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,7 @@ from bespokefl.errors import RunError
 from bespokefl.flower.envelope import Envelope
 from bespokefl.flower.server import serve
 from bespokefl.flower.workshop import Limits
+from bespokefl.interrupts import Interrupted
 from bespokefl.results.files import read_rounds
 
 BAD = 101  # the node that hosts client 4 alone
@@ -259,6 +263,14 @@ def test_silos_that_never_come(tmp_path: Path) -> None:
     it = experiment("fedavg", federation={"wait": 0.2})
     transport = Memory(shards(tmp_path, it, HOSTED[:2]))
     with pytest.raises(RunError, match=r"2 of 3 silos were there after 0\.2 s"):
+        serve(it, tmp_path / "out", transport, nodes=3, resume=False, reporter=Notes())
+
+
+def test_waiting_for_silos_can_be_stopped(tmp_path: Path) -> None:
+    it = experiment("fedavg", federation={"wait": 60.0})
+    transport = Memory(shards(tmp_path, it, HOSTED[:2]))
+    threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(Interrupted, match="while 2 of 3 silos were there"):
         serve(it, tmp_path / "out", transport, nodes=3, resume=False, reporter=Notes())
 
 

@@ -8,6 +8,7 @@ import typer
 
 from bespokefl.cli.common import (
     FAILED,
+    STOPPED,
     Device,
     Out,
     Resume,
@@ -187,7 +188,11 @@ def node(
         device=device,
     )
     stop_on_sigterm()
-    supervise(Assignment(place, superlink, str(ca or ""), str(key or "")), say=typer.echo)
+    try:
+        supervise(Assignment(place, superlink, str(ca or ""), str(key or "")), say=typer.echo)
+    except KeyboardInterrupt:
+        typer.echo("stopped; the same command goes on where this silo was", err=True)
+        raise typer.Exit(STOPPED) from None
 
 
 def _certificates(folder: Path | None, insecure: bool) -> "Certificates | None":

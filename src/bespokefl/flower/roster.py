@@ -19,6 +19,7 @@ from bespokefl.errors import InputError, RunError
 from bespokefl.flower.envelope import Envelope, Transport
 from bespokefl.flower.silo import PROTOCOL
 from bespokefl.flower.wire import Refused
+from bespokefl.interrupts import Interrupted, StopRequest
 from bespokefl.results.files import read_json, write_json
 
 FEDERATION = "federation.json"
@@ -65,8 +66,8 @@ class Roster:
         self.unfit: dict[int, str] = {}  # nodes that refuse the run that is going on, with the reason
 
     # the beginning -----------------------------------------------------------------------------------
-    def gather(self, nodes: int, seed: int) -> RemoteCensus:
-        """Waits until so many silos are there, and learns what they have."""
+    def gather(self, nodes: int, seed: int, stop: StopRequest | None = None) -> RemoteCensus:
+        """Waits until so many silos are there, or somebody asks to stop, and learns what they have."""
         deadline = time.monotonic() + self.options.wait
         told: dict[int, Mapping[str, Any]] = {}
         said: dict[int, str] = {}
@@ -76,6 +77,8 @@ class Roster:
             told |= answers
             said |= errors
             if len(told) < nodes:
+                if stop is not None and stop.asked:
+                    raise Interrupted(f"while {len(told)} of {nodes} silos were there")
                 if time.monotonic() > deadline:
                     why = "; ".join(f"node {node}: {text}" for node, text in said.items())
                     raise RunError(

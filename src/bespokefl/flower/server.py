@@ -45,7 +45,7 @@ def serve(
 
     with stop_on_signals(announce) as stop:
         for seed in experiment.seeds:
-            census = roster.gather(nodes, seed)
+            census = roster.gather(nodes, seed, stop)
             _check_census(experiment, census)
             for choice in experiment.algorithms:
                 with experiment.origin.located(choice.key):
