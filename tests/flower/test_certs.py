@@ -98,3 +98,13 @@ def test_files_that_are_no_keys_are_named(tmp_path: Path, made: Certificates) ->
 
 def test_own_names_begin_with_the_local_ones() -> None:
     assert own_names()[:3] == ["localhost", "127.0.0.1", "::1"]
+
+
+def test_keys_of_ssh_keygen_are_read(tmp_path: Path) -> None:
+    command = ["ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-f", tmp_path / "ben"]
+    try:
+        subprocess.run(command, check=True, capture_output=True)
+    except FileNotFoundError:
+        pytest.skip("needs the ssh-keygen command")
+    private, public = read_private_key(tmp_path / "ben"), read_public_key(tmp_path / "ben.pub")
+    assert public_key_to_bytes(private.public_key()) == public_key_to_bytes(public)
