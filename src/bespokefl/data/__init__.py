@@ -6,6 +6,7 @@ from bespokefl.data.loading import federate, load
 from bespokefl.data.normalisation import NORMALISATIONS
 from bespokefl.data.partitions import PARTITIONS, Partition
 from bespokefl.data.sources import SOURCES, Source, load_dataset
+from bespokefl.data.synthdigits import synth_digits
 
 __all__ = [
     "NORMALISATIONS",
@@ -18,4 +19,5 @@ __all__ = [
     "federate",
     "load",
     "load_dataset",
+    "synth_digits",
 ]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from bespokefl.data import load_dataset
+from bespokefl.data import load_dataset, synth_digits
 from bespokefl.data.sources import idx
 from bespokefl.data.sources.sheets import read_sheets
 from bespokefl.errors import InputError
@@ -164,8 +164,11 @@ def digit_npz(path, side, n=6):
 
 
 def test_digits5_leaves_absent_domains_out_and_says_so(tmp_path):
-    with pytest.raises(InputError, match="found 0 of the domains MNIST, SVHN, USPS, SynthDigits, MNIST-M"):
+    nothing = "found files of 0 of the domains MNIST, SVHN, USPS, SynthDigits, MNIST-M; at least"
+    with pytest.raises(InputError, match=f"{nothing} one is needed besides SynthDigits, which is drawn"):
         load_dataset("digits5", str(tmp_path))
+    with pytest.raises(InputError, match=f"{nothing} two are needed"):
+        load_dataset("digits5", str(tmp_path), drawn=False)
     x, y = digit_npz(tmp_path / "mnist.npz", 28)
     flat = np.full((5, 16, 16), 77, np.uint8)  # a flat image stays flat whatever the resizing
     np.savez(tmp_path / "usps.npz", x_train=flat[:4], y_train=labels(4), x_test=flat[4:], y_test=labels(1))
@@ -185,6 +188,22 @@ def test_digits5_leaves_absent_domains_out_and_says_so(tmp_path):
     originals = {image.tobytes(): label for image, label in zip(data.x[:6], data.y[:6], strict=True)}
     drawn = [(image.tobytes(), label) for image, label in zip(thinned.x[:4], thinned.y[:4], strict=True)]
     assert len(dict(drawn)) == 4 and all(originals[image] == label for image, label in drawn)
+
+
+def test_digits5_draws_synthdigits_where_its_file_is_absent(tmp_path):
+    digit_npz(tmp_path / "mnist.npz", 28)
+    with pytest.raises(InputError, match="found files of 1 of the domains"):
+        load_dataset("digits5", str(tmp_path), drawn=False)
+    data = load_dataset("digits5", str(tmp_path), per_domain=20)
+    assert data.domains == ("MNIST", "SynthDigits") and np.bincount(data.domain).tolist() == [6, 20]
+    assert data.note == (
+        "SynthDigits is drawn (source synth-digits), not the published set; "
+        "domains not found and left out: SVHN, USPS, MNIST-M"
+    )
+    x, y = synth_digits(20)
+    np.testing.assert_array_equal(data.y[6:], y)
+    shrunk = [np.asarray(Image.fromarray(image.transpose(1, 2, 0)).resize((28, 28), 2)) for image in x]
+    np.testing.assert_array_equal(data.x[6:], np.stack(shrunk).transpose(0, 3, 1, 2))
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from bespokefl.data.dataset import Dataset
 from bespokefl.data.options import lookup, parse_options
-from bespokefl.data.sources import blobs, cifar, digits, digits5, idx, images, npz, nuclei, sheets
+from bespokefl.data.sources import blobs, cifar, digits, digits5, idx, images, npz, nuclei, sheets, synth_digits
 from bespokefl.data.sources.base import FilesMissing, Source
 
 __all__ = ["SOURCES", "Source", "load_dataset"]
@@ -19,6 +19,7 @@ SOURCES: dict[str, Source] = {
         *cifar.SOURCES,
         *sheets.SOURCES,
         digits5.SOURCE,
+        synth_digits.SOURCE,
         nuclei.SOURCE,
         blobs.SOURCE,
     )

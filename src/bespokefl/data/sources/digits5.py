@@ -1,4 +1,7 @@
-"""Digits5: the same ten digits from five sources, one domain each."""
+"""Digits5: the same ten digits from five sources, one domain each.
+
+Four are read from files. SynthDigits is read where its file is present, else drawn by the project.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,7 +13,7 @@ from pydantic import Field
 
 from bespokefl.data.dataset import Dataset
 from bespokefl.data.options import NoOptions
-from bespokefl.data.sources import idx, npz, sheets
+from bespokefl.data.sources import idx, npz, sheets, synth_digits
 from bespokefl.data.sources.base import (
     DIGITS,
     FilesMissing,
@@ -25,47 +28,63 @@ from bespokefl.rng import stream
 
 @dataclass(frozen=True)
 class Digits5Options:
-    """How much of each domain is used."""
+    """Which domains, and how much of each."""
 
     per_domain: Annotated[int, Field(ge=1)] | None = None  # most samples of a domain, the same draw for every seed
+    drawn: bool = True  # draw SynthDigits where its file is absent
 
 
 def _load_synthdigits(root: Path | None, options: NoOptions) -> Dataset:
     return npz.dataset_of("synthdigits", find(folders(root, "synthdigits"), "synthdigits.npz"), DIGITS)
 
 
+DRAWN = "SynthDigits"
 DOMAINS: dict[str, Callable[[Path | None, NoOptions], Dataset]] = {
     "MNIST": idx.load_mnist,
     "SVHN": sheets.load_svhn,
     "USPS": npz.load_usps,
-    "SynthDigits": _load_synthdigits,
+    DRAWN: _load_synthdigits,
     "MNIST-M": sheets.load_mnistm,
 }
 
 
 def _load(root: Path | None, options: Digits5Options) -> Dataset:
-    parts, absent = {}, []
-    for index, (domain, load) in enumerate(DOMAINS.items()):
+    found = {}
+    for domain, load in DOMAINS.items():
         try:
-            data = load(root, NoOptions())
+            found[domain] = load(root, NoOptions())
         except FilesMissing:
-            absent.append(domain)
             continue
-        if options.per_domain is not None and options.per_domain < len(data):
-            rows = stream(0, "per_domain", index).choice(len(data), options.per_domain, replace=False)
-            data = data.take(np.sort(rows))
-        parts[domain] = (resized_rgb(data.x.astype(np.uint8, copy=False), 28), data.labels)
-    if len(parts) < 2:
-        raise FilesMissing(f"found {len(parts)} of the domains {', '.join(DOMAINS)}; at least two are needed")
-    note = f"domains not found and left out: {', '.join(absent)}" if absent else ""
-    return concatenated_domains("digits5", parts, DIGITS, note)
+    draws = options.drawn and DRAWN not in found
+    if len(found) + draws < 2:
+        needed = f"one is needed besides {DRAWN}, which is drawn" if draws else "two are needed"
+        raise FilesMissing(f"found files of {len(found)} of the domains {', '.join(DOMAINS)}; at least {needed}")
+    notes = []
+    if draws:
+        count = min(options.per_domain or synth_digits.SAMPLES, synth_digits.SAMPLES)
+        found[DRAWN] = synth_digits.load_drawn(None, synth_digits.SynthDigitsOptions(count))
+        notes.append(f"{DRAWN} is drawn (source synth-digits), not the published set")
+    if absent := [domain for domain in DOMAINS if domain not in found]:
+        notes.append(f"domains not found and left out: {', '.join(absent)}")
+    parts = {}
+    for index, domain in enumerate(DOMAINS):
+        if domain in found:
+            data = _thinned(found[domain], options.per_domain, index)
+            parts[domain] = (resized_rgb(data.x.astype(np.uint8, copy=False), 28), data.labels)
+    return concatenated_domains("digits5", parts, DIGITS, "; ".join(notes))
+
+
+def _thinned(data: Dataset, most: int | None, index: int) -> Dataset:
+    if most is None or most >= len(data):
+        return data
+    return data.take(np.sort(stream(0, "per_domain", index).choice(len(data), most, replace=False)))
 
 
 SOURCE = Source(
     "digits5",
     "digits in up to 5 domains (MNIST, SVHN, USPS, SynthDigits, MNIST-M), 28x28 colour",
-    "the files of mnist, svhn, usps and mnistm, and synthdigits.npz (x_train, y_train, x_test, y_test; uint8); "
-    "domains that are absent are left out",
+    "the files of mnist, svhn, usps and mnistm; domains that are absent are left out. SynthDigits is drawn, unless "
+    "there is synthdigits.npz (x_train, y_train, x_test, y_test; uint8)",
     _load,
     Digits5Options,
 )
