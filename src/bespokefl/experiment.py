@@ -58,6 +58,8 @@ def run_experiment(experiment: Experiment, out: Path, *, resume: bool, reporter:
         tracking = make_tracking(experiment.track, out, reporter.note)
     prepared = prepare(experiment, out, resume)
     outcome = Outcome(tracking=tracking)
+    if prepared.first.note:
+        reporter.note(f"data: {prepared.first.note}")
 
     def announce() -> None:
         reporter.note("stopping after this round; once more to stop at once")

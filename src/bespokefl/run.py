@@ -247,6 +247,7 @@ class Run:
             "model": getattr(fed.algorithm, "personal", "own"),
             "scored": f"personal models of {who}, round {score.round}, test split",
             "n_clients": fed.data.clients,
+            **({"data_note": fed.data.note} if fed.data.note else {}),
             "clients_failed": sum(len(line["failed"]) for line in log.lines),
             "waste": float(log.total("waste")) / len(log.lines),
             "s_fraction": plan.eval.s_fraction,

@@ -51,6 +51,11 @@ class FederatedData:
         return tuple(self.x.shape[1:])
 
     @property
+    def note(self) -> str:
+        """What a reader of the results should know of the source; empty if nothing."""
+        return str(self.record.get("source", {}).get("note", ""))
+
+    @property
     def has_masks(self) -> bool:
         """Whether every pixel has a label (segmentation)."""
         return self.y.ndim == 3 and not self.y.is_floating_point()
