@@ -47,6 +47,11 @@ class Census(Protocol):
     @property
     def has_masks(self) -> bool: ...
 
+    @property
+    def note(self) -> str:
+        """What a reader of the results should know of the source; empty if nothing."""
+        ...
+
     def sizes(self, split: str) -> IntArray:
         """The number of samples of each client."""
         ...

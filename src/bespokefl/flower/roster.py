@@ -44,6 +44,10 @@ class RemoteCensus:
         return len(self.client_names)
 
     @property
+    def note(self) -> str:
+        return ""  # silos tell sizes, classes and shapes, no more
+
+    @property
     def has_masks(self) -> bool:
         return self.target == "masks"
 
