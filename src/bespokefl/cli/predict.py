@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from bespokefl.cli.common import guarded, make_console
@@ -44,12 +45,14 @@ def predict(
 
 def _table(found: "list[Prediction]") -> Table:
     table = Table(box=None, pad_edge=False)
-    table.add_column("input")
+    table.add_column("input", overflow="fold")
     table.add_column("class")
     table.add_column("probability", justify="right")
     table.add_column("then")
+    one_folder = len({Path(one.source).parent for one in found}) == 1  # then it is known to whoever asked
     for one in found:
+        source = escape(Path(one.source).name if one_folder else one.source)
         ranked = sorted(one.probabilities.items(), key=lambda item: -item[1])[1:LISTED]
         others = ", ".join(f"{name} {100 * value:.1f} %" for name, value in ranked)
-        table.add_row(one.source, one.label, f"{100 * one.probability:.1f} %", others)
+        table.add_row(source, escape(one.label), f"{100 * one.probability:.1f} %", escape(others))
     return table
