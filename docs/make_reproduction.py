@@ -16,6 +16,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from bespokefl.config_file import read_parts
 from bespokefl.reproduce.comparison import paper_numbers
 from bespokefl.reproduce.digest import RunDigest, digest_runs, figure, read_digest, write_digest
@@ -126,7 +128,28 @@ def rates(experiment: str, setting: str) -> str:
     return table(["method", *(f"lr {rate:g}" for rate in tried)], rows) + f"\n\n{made_by}"
 
 
+def alike(experiment: str, setting: str) -> str:
+    """Clients one by one, each method by what a client holds before the server averages, in the last round."""
+    from scipy.stats import wilcoxon
+
+    runs = read_table(experiment, setting).runs
+
+    def held(label: str) -> Any:
+        return np.array([run["models"]["before_agg"]["clients"]["last"] for run in runs[label]], dtype=float).ravel()
+
+    lines = []
+    for label in ("pgfed", "pgfedmo"):
+        gain = held(label) - held("fedavg")
+        better, worse, equal = (int(n) for n in ((gain > 0).sum(), (gain < 0).sum(), (gain == 0).sum()))
+        lines.append(
+            f"* {label} against fedavg, both before averaging: {100 * gain.mean():+.2f} points on average, {better} "
+            f"clients better, {worse} worse, {equal} equal; Wilcoxon p = {wilcoxon(gain).pvalue:.2g}"
+        )
+    return "\n".join(lines)
+
+
 BLOCKS: dict[str, Callable[[str, str], str]] = {
+    "alike": alike,
     "numbers": numbers,
     "made": made,
     "picture": picture,

@@ -33,6 +33,19 @@ def test_certs_says_who_gets_what(tmp_path: Path) -> None:
     assert code == 2 and "exists already and is not overwritten" in output
 
 
+@pytest.mark.parametrize("name", ["../evil", "ca", "server", "", "-x", "a/b"])
+def test_a_nodes_files_stay_in_the_folder_and_replace_no_other(name: str, tmp_path: Path) -> None:
+    code, output = invoke("certs", tmp_path / "c", f"--node={name}")
+    assert code == 2 and f"--node {name!r}" in output
+    assert not list(tmp_path.iterdir())
+
+
+def test_names_of_nodes_and_days_are_checked(tmp_path: Path) -> None:
+    code, output = invoke("certs", tmp_path / "c", "--node", "a", "--node", "a")
+    assert code == 2 and "each should stand there once" in output
+    assert invoke("certs", tmp_path / "c", "--days", "-1")[0] == 2
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -43,7 +43,9 @@ def certs(
         list[str] | None,
         typer.Option("--host", metavar="NAME", help="A name or address of the server; again for each."),
     ] = None,
-    days: Annotated[float, typer.Option("--days", metavar="N", help="How long the certificates are valid.")] = 365,
+    days: Annotated[
+        float, typer.Option("--days", metavar="N", min=0.01, help="How long the certificates are valid.")
+    ] = 365,
 ) -> None:
     """Make a test authority, a certificate for the server, and a key pair for each node."""
     from bespokefl.flower.version import require_flower

@@ -6,6 +6,7 @@ An authority made here is for trials and small groups who know each other; its k
 import datetime
 import ipaddress
 import os
+import re
 import socket
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -51,8 +52,10 @@ class Certificates:
 
 def make_certificates(folder: Path, hosts: Iterable[str], nodes: Iterable[str], days: float = DAYS) -> Certificates:
     """Writes all files, or none where one of them is there already."""
+    nodes = list(nodes)
+    _check_names(nodes)
     place = Certificates(folder)
-    files = dict(_files(place, list(hosts), list(nodes), datetime.timedelta(days=days)))
+    files = dict(_files(place, list(hosts), nodes, datetime.timedelta(days=days)))
     for path in files:
         if path.exists():
             raise InputError(f"{path} exists already and is not overwritten; give another folder, or remove it.")
@@ -64,6 +67,18 @@ def make_certificates(folder: Path, hosts: Iterable[str], nodes: Iterable[str], 
     except OSError as error:
         raise InputError(f"{folder} cannot be written to ({error}).") from None
     return place
+
+
+def _check_names(nodes: list[str]) -> None:
+    """A node's name is that of its files: it stays in the folder, and takes no other file's place."""
+    for name in nodes:
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name) or name in ("ca", "server"):
+            raise InputError(
+                f"--node {name!r}: a name is made of letters, digits, '.', '_' and '-', begins with a letter or digit, "
+                "and is neither ca nor server."
+            )
+    if len(set(nodes)) != len(nodes):
+        raise InputError(f"--node: {', '.join(nodes)}: each should stand there once.")
 
 
 def own_names() -> list[str]:
