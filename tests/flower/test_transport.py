@@ -196,7 +196,29 @@ def test_without_tls_whoever_comes_is_let_in(tmp_path: Path) -> None:
     with hosted(Hosting(tmp_path, LOCAL, free_port(), None), []) as link, link.control.grid() as grid:
         fleet = make_fleet(link.control.address, None, None)
         node = Node(Echo(), tmp_path, fleet, say=lambda text: None)
-        threading.Thread(target=node.run, daemon=True).start()
-        transport = GridTransport(grid)
-        (number,) = connected(transport, 1)
-        assert ask(transport, [number])[number].answer is not None
+        with running(node):
+            transport = GridTransport(grid)
+            (number,) = connected(transport, 1)
+            assert ask(transport, [number])[number].answer is not None
+
+
+def test_a_node_that_waits_for_its_server_can_be_stopped(tmp_path: Path) -> None:
+    said: list[str] = []
+    with running(Node(Echo(), tmp_path, make_fleet(f"{LOCAL}:{free_port()}", None, None), say=said.append)):
+        deadline = time.monotonic() + 30
+        while not said and time.monotonic() < deadline:
+            time.sleep(0.05)
+    assert "waiting for it" in said[0]
+
+
+@contextlib.contextmanager
+def running(node: Node) -> Iterator[None]:
+    """In a thread that is over afterwards: one left behind would go on calling in other tests."""
+    thread = threading.Thread(target=node.run, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        node.stop()
+        thread.join(timeout=30)
+    assert not thread.is_alive()

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -33,33 +34,41 @@ class Node:
         say: Callable[[str], None] = print,
     ) -> None:
         self._handler, self._file, self._fleet, self._say = handler, folder / SESSION, fleet, say
+        self._stopped = threading.Event()
 
     def run(self) -> None:
-        """Until the process is told to stop, or the server refuses this node."""
+        """Until it is told to stop (here or by a signal to the process), or the server refuses this node."""
         try:
-            while True:
+            while not self._stopped.is_set():
                 try:
-                    self._begin()
-                    self._attend()
+                    if self._begin():
+                        self._attend()
                 except (Unreachable, Forgotten) as error:
                     self._say(f"the line is broken: {error}; trying again")
-                    time.sleep(AGAIN)
+                    self._stopped.wait(AGAIN)
         finally:
             self._fleet.end()
             self._fleet.close()
 
+    def stop(self) -> None:
+        """From another thread: the message at hand is answered, then `run` ends."""
+        self._stopped.set()
+
     # sessions --------------------------------------------------------------------------------------------------
 
-    def _begin(self) -> None:
-        """Starts a session; waits for a server that is not there, and a while for one that does not accept us."""
+    def _begin(self) -> bool:
+        """Starts a session; waits for a server that is not there, and a while for one that does not accept us.
+
+        False where the node was stopped before that.
+        """
         earlier = self._earlier()
         patience = PATIENCE if earlier is None else LONG_PATIENCE
         refused_since: float | None = None
         silent = False
-        while True:
+        while not self._stopped.is_set():
             try:
-                number = self._fleet.begin(earlier)
-                break
+                self._connected(self._fleet.begin(earlier))
+                return True
             except Unreachable as error:
                 if not silent:
                     self._say(f"{error}; waiting for it")
@@ -71,7 +80,10 @@ class Node:
                         f"{error}: it is not registered there, or another node uses it; "
                         "ask the server's operator to register its public part (.pub)"
                     ) from None
-            time.sleep(AGAIN)
+            self._stopped.wait(AGAIN)
+        return False
+
+    def _connected(self, number: int) -> None:
         with contextlib.suppress(OSError):  # without it, only a restart after a crash takes longer
             self._file.write_text(json.dumps({"node": number}), encoding="utf-8")
         self._say(f"connected as node {number}")
@@ -86,14 +98,14 @@ class Node:
 
     def _attend(self) -> None:
         heard = time.monotonic()
-        while True:
+        while not self._stopped.is_set():
             try:
                 message = self._fleet.receive()
             except RunOver as error:
                 self._say(f"skipped: {error}")
                 continue
             if message is None:
-                time.sleep(min(max(SHARE * (time.monotonic() - heard), SHORTEST), LONGEST))
+                self._stopped.wait(min(max(SHARE * (time.monotonic() - heard), SHORTEST), LONGEST))
                 continue
             reply = self._answer(message)
             try:
