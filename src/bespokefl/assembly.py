@@ -91,7 +91,7 @@ def make_algorithm(experiment: Experiment, choice: AlgorithmChoice) -> Algorithm
 
 def _settings(experiment: Experiment) -> Document:
     """What [train] says about local training, in the algorithms' terms."""
-    settings = experiment.train.model_dump(exclude=set(OF_THE_RUN))
+    settings = experiment.train.model_dump(exclude=set(OF_THE_RUN), exclude_none=True)
     return settings | {"batch_size": None if settings["batch_size"] == "full" else settings["batch_size"]}
 
 

@@ -45,6 +45,7 @@ class TrainSection(Section):
     local_epochs: Positive = 5
     batch_size: Positive | Literal["full"] = 50
     lr: Annotated[float, Field(gt=0)] = 0.05
+    lr_decay: Annotated[float, Field(gt=0, le=1)] | None = None  # factor from round to round; None: the method's own
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     optimizer: Literal["sgd", "adam"] = "sgd"

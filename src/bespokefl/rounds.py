@@ -191,7 +191,7 @@ class RoundLoop(ABC):
             raise InputError(f"clients = {ids.tolist()}: ids of a round are some of 0 to {self.data.clients - 1}")
         ledger, start = Ledger(), self._clock()
         cohort = Cohort(self.site, ids, self.rounds_done, silent=frozenset(silent), ledger=ledger)
-        self.server = self.algorithm.round(self.server, cohort)
+        self.server = self.algorithm.at(cohort.round).round(self.server, cohort)
         self.rounds_done += 1
         return RoundRecord(
             self.rounds_done,
@@ -269,7 +269,7 @@ class RoundLoop(ABC):
             raise InputError(f"model = {model!r}: it is one of {', '.join(map(repr, self.scorable))}")
         if model == "personal":
             with torch.device(self.device):
-                return self.algorithm.personal_model(self.server, cohort)
+                return self.algorithm.at(cohort.round).personal_model(self.server, cohort)
         w = self.global_model()
         if w is None:
             raise InputError(f"{type(self.algorithm).__name__} has no global model to score")

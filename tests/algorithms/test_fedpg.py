@@ -23,7 +23,7 @@ from bespokefl.solvers import min_norm
 from bespokefl.task import Task
 
 ENGINES = pytest.mark.parametrize("engine", [Sequential, Vectorized])
-EXACT: dict[str, Any] = {"grad_mode": "exact", "batch_size": None, "decay": 1.0}
+EXACT: dict[str, Any] = {"grad_mode": "exact", "batch_size": None, "lr_decay": 1.0}
 G = [[2.0, 0.0], [0.0, 0.5]]  # minima of f_i(x) = |x - c_i|^2 / 2
 START = [1.0, 1.0]
 
@@ -370,7 +370,7 @@ def test_rebuilt_models_are_fresh() -> None:
 def test_pseudo_gradients(engine: Any) -> None:
     """One epoch of one step is the exact gradient; after more, gamma = 1 is the locally trained model."""
     exact = moved(squares(FedPG(lr=0.1, **EXACT), engine), 3)
-    one = FedPG(lr=0.1, local_epochs=1, batch_size=None, decay=1.0)
+    one = FedPG(lr=0.1, local_epochs=1, batch_size=None, lr_decay=1.0)
     assert moved(squares(one, engine), 3) == near(*exact)
     five = squares(FedPG(lr=0.1, local_epochs=5, batch_size=None, gamma=1.0), engine)
     five.round()
@@ -437,7 +437,7 @@ def test_local_epochs_average_the_statistics(engine: Any) -> None:
 
 
 def test_the_step_decays() -> None:
-    algorithm = FedPG(lr=0.5, decay=0.5, **{k: v for k, v in EXACT.items() if k != "decay"})
+    algorithm = FedPG(lr=0.5, lr_decay=0.5, **{k: v for k, v in EXACT.items() if k != "lr_decay"})
     federation = planes([9], [[1.0, 0.0]], algorithm)
     assert [moved(federation)[0] for _ in range(3)] == near(-0.5, -0.25, -0.125)
 
@@ -509,7 +509,7 @@ def test_the_search_starts_at_eta_if_a_client_of_the_last_round_is_absent(engine
 
 
 def test_the_search_starts_from_the_decayed_step() -> None:
-    algorithm = SFedPG(lr=0.25, s=2, scale="none", grad_mode="exact", batch_size=None, decay=0.5)
+    algorithm = SFedPG(lr=0.25, s=2, scale="none", grad_mode="exact", batch_size=None, lr_decay=0.5)
     federation = planes([9], [[1.0, 0.0]], algorithm, watched(Sequential))
     for _ in range(3):
         federation.round()

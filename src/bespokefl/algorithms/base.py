@@ -70,6 +70,7 @@ class Algorithm:
     averages: ClassVar[tuple[str, ...]] = ()
 
     lr: float = hyper(0.1, "eta: step size of local SGD", low=0)
+    lr_decay: float = hyper(1.0, "factor of lr from round to round: eta_t = eta lr_decay^t", above=0, high=1)
     momentum: float = hyper(0.0, "momentum of local SGD", low=0, below=1)
     weight_decay: float = hyper(0.0, "weight decay of local SGD", low=0)
     local_epochs: int = hyper(5, "E: passes over a client's train split in a round", low=1)
@@ -98,6 +99,15 @@ class Algorithm:
             raise InputError(
                 f"{told} beside momentum = {self.momentum:g}, which is that of SGD; it must be 0 (betas are Adam's)"
             )
+
+    @property
+    def moving(self) -> tuple[str, ...]:
+        """The hyper-parameters that change from round to round: engines do not trace programs anew for these."""
+        return ("lr",) if self.lr_decay != 1 else ()
+
+    def at(self, t: int) -> Self:
+        """The method as it is in a round, counted from 0."""
+        return replace(self, lr=self.lr * self.lr_decay**t) if self.moving else self
 
     @property
     def why_not_apart(self) -> str:

@@ -93,7 +93,7 @@ class FedPG(Algorithm):
     sends: ClassVar = {"g": None}
 
     lr: float = hyper(0.1, "eta: step size of the server and of local SGD", above=0)
-    decay: float = hyper(0.999, "eta_t = eta decay^t", above=0, high=1)
+    lr_decay: float = hyper(0.999, "factor of eta from round to round: eta_t = eta lr_decay^t", above=0, high=1)
     gamma: float = hyper(0.0, "gamma: share of its own conflict with others that a P-model may cause", low=0, high=1)
     grad_mode: Literal["pseudo", "exact"] = hyper(
         "pseudo", "g_i: (omega_t - omega_i^E) / eta_t after E local epochs, or the gradient over all local samples"
@@ -148,13 +148,13 @@ class FedPG(Algorithm):
     # the server --------------------------------------------------------------------------------------
     def round(self, server: Server, cohort: Cohort) -> Server:
         t, w = cohort.round, server.w
-        up = cohort.run(self.upload, shared=self.download(w, t))
+        up = cohort.run(self.upload, shared={"w": w})
         ids = [int(i) for i in up.ids]
         seen = sorted({*server.seen, *ids})
         tau = len(seen) // len(ids) if self.tau is None else self.tau
         columns = self.columns(up, self.absent(server, ids, t, tau), self.rose(server, up))
         common = common_direction(columns)
-        step = self.find_step(server, up, columns, common, t)
+        step = self.find_step(server, up, columns, common)
         own = self.personal_directions(columns)
         if self.pers_backtrack:
             own = spare_others(up, own, lambda d: self.p_models(w, up, d, step), self.all_losses)
@@ -166,12 +166,6 @@ class FedPG(Algorithm):
             last[i] = Last(tree_map(torch.clone, rows(up.g, k)), float(up.loss[k]), t)
         new = shift(w, step, common.d) | mean(up.buffers, up.weights(self.weights))
         return Server(new, last, ids, seen, step, server.fair_dropped + common.fair_dropped)
-
-    def download(self, w: Model, t: int) -> dict[str, Tree]:
-        return {"w": w} if self.grad_mode == "exact" else {"w": w, "eta": scalar(self.eta(t), w)}
-
-    def eta(self, t: int) -> float:
-        return self.lr * self.decay**t
 
     def absent(self, server: Server, online: Sequence[int], t: int, tau: int) -> list[Model]:
         """The stored gradients of absent clients that still count, newest first, then by id."""
@@ -202,9 +196,9 @@ class FedPG(Algorithm):
         d: Model = combine(torch.as_tensor(weights, device=leaves(c.z)[0].device), c.z)
         return d
 
-    def find_step(self, server: Server, up: Uploads, c: Columns, common: Direction, t: int) -> float:
+    def find_step(self, server: Server, up: Uploads, c: Columns, common: Direction) -> float:
         """The step along d', and that of the P-models; S-FedPG searches for it."""
-        return self.eta(t)
+        return self.lr
 
     def send_personal(self, w: Model, up: Uploads, own: Model, step: float) -> None:
         if self.pm_base == "global":
@@ -229,7 +223,7 @@ class FedPG(Algorithm):
     def personal_model(self, server: Server, cohort: Cohort) -> Call:
         if self.pm_eval == "last":
             return Call(self.last_sent, {"w": server.w})
-        up = cohort.everyone().run(self.upload, shared=self.download(server.w, cohort.round), write=False)
+        up = cohort.everyone().run(self.upload, shared={"w": server.w}, write=False)
         models = self.p_models(server.w, up, self.personal_directions(self.columns(up, (), False)), server.step)
         place = {int(i): k for k, i in enumerate(up.ids)}
         own = [rows(models, place[int(i)]) if int(i) in place else server.w for i in cohort.ids]
@@ -259,14 +253,14 @@ class FedPG(Algorithm):
 
     def sgd(self, task: Task, down: Down, c: Work, batch: Batch) -> Work:
         p = task.grad(c.x, batch)
-        x, m = self.opt.step(c.x, p.grad, c.m, lr=down.eta)
+        x, m = self.opt.step(c.x, p.grad, c.m)
         return c._replace(x=x | p.buffers, m=m)
 
     def exact(self, task: Task, down: Down, c: Work) -> tuple[dict[str, Tree], Kept]:
         return {"g": scale(1 / c.n, c.g), "loss": c.loss / c.n, "buffers": {}}, self._kept(c.kept, down.w, c.kept.m)
 
     def pseudo(self, task: Task, down: Down, c: Work) -> tuple[dict[str, Tree], Kept]:
-        g = {k: (down.w[k] - c.x[k]) / down.eta for k in task.names}
+        g = {k: (down.w[k] - c.x[k]) / self.lr for k in task.names}
         buffers = drop(c.x, task.names)
         return {"g": g, "loss": c.loss / c.n, "buffers": buffers}, self._kept(c.kept, down.w, c.m)
 

@@ -48,9 +48,9 @@ class SFedPG(FedPG):
     def remembers_w(self) -> bool:
         return True
 
-    def find_step(self, server: Server, up: Uploads, c: Columns, common: Direction, t: int) -> float:
+    def find_step(self, server: Server, up: Uploads, c: Columns, common: Direction) -> float:
         """Algorithm 1: halve the step until every loss and F decrease enough."""
-        eta, w = self.eta(t), server.w
+        eta, w = self.lr, server.w
         if not common.moves:
             return eta
         absent = not set(server.online) <= {int(i) for i in up.ids}

@@ -77,11 +77,7 @@ class Job:
     states: Tree  # a row per client
     seed: int
     round: int
-
-    @property
-    def fails_whole(self) -> bool:
-        """Whether an error is for who gave the job; else the engine looks for the clients that it comes from."""
-        return False
+    fails_whole: bool = False  # an error is for who gave the job; else the engine looks for the clients it comes from
 
     def select(self, positions: Rows) -> "Job":
         """The same job for some of its clients."""

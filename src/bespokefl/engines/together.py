@@ -30,11 +30,6 @@ class Joined(Job):
     offsets: tuple[int, ...] = ()  # where the samples of each part begin in the joined data
     owner: Rows | None = None  # by client: the part that it is of,
     place: Rows | None = None  # and its row in it
-    varies: bool = False  # whether the parts' hyper-parameters are downloads
-
-    @property
-    def fails_whole(self) -> bool:
-        return self.varies
 
     def select(self, positions: Rows) -> "Joined":
         chosen = super().select(positions)
@@ -191,11 +186,11 @@ def join(
         concat([job.states for job in jobs]),
         first.seed,
         first.round,
+        variant.varies,
         tuple(jobs),
         offsets,
         np.repeat(np.arange(len(jobs)), sizes),
         np.concatenate([np.arange(n) for n in sizes]),
-        variant.varies,
     )
 
 

@@ -1,8 +1,8 @@
 """Programs that are alike but for floats (a learning rate, the mu of a proximal term) as one program.
 
 A program's functions are methods of an algorithm, a frozen dataclass of hyper-parameters. Where programs of several
-runs differ in its floats only, one program can stand for all: its functions are those of a copy of the algorithm in
-which these floats are tensors, that come to each client with its download.
+runs, or of several rounds of one, differ in its floats only, one program can stand for all: its functions are those of
+a copy of the algorithm in which these floats are tensors, that come to each client with its download.
 """
 
 import inspect
@@ -25,6 +25,7 @@ class Outline(NamedTuple):
 
     shape: Hashable
     floats: tuple[float, ...]  # in the order in which they are met
+    moving: tuple[int, ...] = ()  # the places of those that will differ in other rounds
 
 
 def outline(program: Program) -> Outline:
@@ -34,7 +35,7 @@ def outline(program: Program) -> Outline:
         hash(shape)
     except TypeError:  # an algorithm of somebody's own that holds a list, say: it is like nothing but itself
         return Outline(program, ())
-    return Outline(shape, tuple(reader.floats))
+    return Outline(shape, tuple(reader.floats), tuple(reader.moving))
 
 
 class Variant(NamedTuple):
@@ -65,8 +66,7 @@ class Variants:
 
     def of(self, programs: Sequence[Program]) -> Variant | None:
         """One program for programs of one shape; None if that was refused before."""
-        shape, floats = outline(programs[0]).shape, [outline(program).floats for program in programs]
-        places = _differing(floats)
+        shape, floats, places = _compared(programs)
         if (shape, places) in self._refused:
             return None
         constant = tuple(value for place, value in enumerate(floats[0]) if place not in places)
@@ -77,11 +77,16 @@ class Variants:
 
     def refuse(self, programs: Sequence[Program]) -> None:
         """Tensors cannot stand for these floats (one decides in Python, perhaps): not to be tried again."""
-        self._refused.add((outline(programs[0]).shape, _differing([outline(program).floats for program in programs])))
+        shape, _, places = _compared(programs)
+        self._refused.add((shape, places))
 
 
-def _differing(floats: Sequence[tuple[float, ...]]) -> tuple[int, ...]:
-    return tuple(place for place, values in enumerate(zip(*floats, strict=True)) if len(set(values)) > 1)
+def _compared(programs: Sequence[Program]) -> tuple[Hashable, list[tuple[float, ...]], tuple[int, ...]]:
+    """The programs' one shape, the floats of each, and the places of those that differ or will."""
+    outlines = [outline(program) for program in programs]
+    floats = [own.floats for own in outlines]
+    differing = {place for place, values in enumerate(zip(*floats, strict=True)) if len(set(values)) > 1}
+    return outlines[0].shape, floats, tuple(sorted(differing | set(outlines[0].moving)))
 
 
 def _varied(program: Program, places: tuple[int, ...]) -> Program:
@@ -111,6 +116,7 @@ class _Reader:
 
     def __init__(self) -> None:
         self.floats: list[float] = []
+        self.moving: list[int] = []  # places in it
         self._met: dict[int, int] = {}  # settings, by id: numbers in the order of meeting
 
     def read(self, value: Any) -> Hashable:
@@ -125,9 +131,16 @@ class _Reader:
             if id(value) in self._met:
                 return "met before", self._met[id(value)]
             self._met[id(value)] = len(self._met)
-            return type(value), *(self.read(getattr(value, f.name)) for f in fields(value))
+            return type(value), *(self._field(value, f.name) for f in fields(value))
         hashable: Hashable = value
         return hashable
+
+    def _field(self, settings: Any, name: str) -> Hashable:
+        first = len(self.floats)
+        read = self.read(getattr(settings, name))
+        if name in getattr(settings, "moving", ()):
+            self.moving += range(first, len(self.floats))
+        return read
 
 
 class _Writer:

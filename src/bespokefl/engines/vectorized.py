@@ -9,6 +9,7 @@ import os
 import warnings
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,6 +26,7 @@ from bespokefl.engines.sequential import Sequential
 from bespokefl.engines.solo import run_client
 from bespokefl.engines.stacked import Stack
 from bespokefl.engines.steppers import Steppers
+from bespokefl.engines.variants import Variants
 from bespokefl.errors import InputError
 from bespokefl.program import Phase, Rows
 from bespokefl.task import Task
@@ -64,6 +66,7 @@ class Vectorized:
         self._cache, self._steppers = GraphCache(), Steppers(self.device)
         self._budget = Budget(self.device)
         self._refused: set[Task] = set()
+        self._variants = Variants()
         self._sequential = Sequential(device, tf32=tf32)
         self._pool: ThreadPoolExecutor | None = None
         if self.device.type == "cpu":
@@ -93,6 +96,19 @@ class Vectorized:
     def run(self, job: Job) -> Result:
         if job.task in self._refused:
             return self._sequential.run(job)
+        variant = self._variants.of([job.program])
+        if variant is None or not variant.varies:
+            return self._run(job)
+        own = {**job.per_client, **variant.download([len(job.clients)], job.task.dtype, self.device)}
+        try:
+            return self._run(replace(job, program=variant.program, per_client=own, fails_whole=True))
+        except (InputError, torch.OutOfMemoryError):
+            raise
+        except Exception:  # of a client, or a tensor cannot stand for a float: then each round has its own functions
+            self._variants.refuse([job.program])
+            return self._run(job)
+
+    def _run(self, job: Job) -> Result:
         plans = job.plans()
         layout = self.layout(job.task)
         threads = 1 if self.device.type == "cpu" else None

@@ -205,8 +205,9 @@ class Silo:
             finite=True,
         )
         shop.check_downloads(found["shared"], found["per_client"], len(clients))
-        program = shop.program(header.get("program"))
-        return Order(program, clients, found["shared"], found["per_client"], _whole(header, "round")), versions
+        round = _whole(header, "round")
+        program = shop.program(header.get("program"), round)
+        return Order(program, clients, found["shared"], found["per_client"], round), versions
 
 
 def _mean(shop: Workshop, uploads: Tree, clients: list[int], kind: Any) -> Tree:

@@ -20,7 +20,7 @@ from bespokefl.flower.silo import UNKNOWN_RUN
 from bespokefl.flower.vault import INITIAL, LOST
 from bespokefl.flower.wire import Refused, check_rows, packed, unpacked
 from bespokefl.privacy import Privacy
-from bespokefl.program import Order, Program, Rows
+from bespokefl.program import Order, Rows
 from bespokefl.task import Task
 from bespokefl.trees import Tree
 
@@ -59,7 +59,6 @@ class RemoteSite:
     exchange: int = 0  # of the round
 
     def __post_init__(self) -> None:
-        self._names: dict[Program, str] = {p: name for name, p in self.algorithm.programs().items()}
         if not len(self.versions):
             self.versions = torch.full((len(self.train_sizes),), INITIAL, dtype=torch.int64)
 
@@ -88,16 +87,17 @@ class RemoteSite:
         """How nodes may average their clients' uploads, where the method does nothing else with them."""
         if not order.write or self.attacker is not None or self.privacy is not None:
             return None
-        averages = self.name_of(order.program) in self.algorithm.averaged()
+        averages = self.name_of(order) in self.algorithm.averaged()
         return self.algorithm.weights if averages else None
 
-    def name_of(self, program: Program) -> str:
-        if program not in self._names:
+    def name_of(self, order: Order) -> str:
+        names = {program: name for name, program in self.algorithm.at(order.round).programs().items()}
+        if order.program not in names:
             raise InputError(
                 f"algorithm.name = {self.algorithm.name!r} runs a program without a name, which cannot be asked for "
                 "over a network; make it a property that returns a Program, or add it to `programs`"
             )
-        return self._names[program]
+        return names[order.program]
 
     # requests ----------------------------------------------------------------------------------------
     def ask(
@@ -107,7 +107,7 @@ class RemoteSite:
         self.welcome_back()
         place = {int(c): k for k, c in enumerate(order.clients)}
         hosted, failed = self.roster.by_node(list(place))
-        program = self.name_of(order.program)
+        program = self.name_of(order)
         requests = {}
         for node, clients in hosted.items():
             own = order.select(np.array([place[c] for c in clients]))

@@ -87,7 +87,6 @@ class Workshop:
     ) -> None:
         self.agreed, self.engine, self.limits, self.folder = agreed, engine, limits, folder
         self.algorithm = make_algorithm(agreed, limits)
-        self.programs = self.algorithm.programs()
         self.task = make_task(agreed, limits).to(engine.device)
         place = holdings.place(agreed.seed, agreed.data, agreed.clients, agreed.of, agreed.classes)
         if list(place.data.input_shape) != agreed.input_shape:
@@ -100,10 +99,11 @@ class Workshop:
             initial = self.algorithm.init_client(self.task, self.x0)
         self.vault = Vault(folder, initial, self.algorithm.named_tuples())
 
-    def program(self, name: Any) -> Program:
-        if not isinstance(name, str) or name not in self.programs:
+    def program(self, name: Any, round: int) -> Program:
+        programs = self.algorithm.at(round).programs()
+        if not isinstance(name, str) or name not in programs:
             raise Refused(f"{self.agreed.algorithm} has no program {str(name)[:60]!r}")
-        return self.programs[name]
+        return programs[name]
 
     def clients(self, ids: Any, versions: Any) -> tuple[Rows, list[int]]:
         """Those that a request is about, and the versions of their states."""
