@@ -13,14 +13,16 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, pstdev
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from bespokefl.config import Part
 from bespokefl.config_file import read_parts
 from bespokefl.reproduce.comparison import paper_numbers
 from bespokefl.reproduce.digest import RunDigest, digest_runs, figure, read_digest, write_digest
+from bespokefl.reproduce.measures import measure
 from bespokefl.reproduce.views import View
 
 DOCS = Path(__file__).resolve().parent
@@ -44,6 +46,19 @@ DOTS = {  # of a picture: what is shown, with its colour and shape
     "before_agg:mean@last": ("before averaging", "#D55E00", "triangle-up"),
 }
 PAPERS_DOT = ("the paper's number (best test round)", "#1d2329", "diamond")
+PERSONAL, GLOBAL = "personal models", "global model"
+DOT = {"type": "point", "filled": True, "size": 95, "opacity": 1, "strokeWidth": 3}
+ZOOMED = {"zero": False}
+STYLE: dict[str, Any] = {
+    "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
+    "width": 640,
+    "background": "white",
+    "config": {
+        "font": "Liberation Sans, Arial, Helvetica, sans-serif",
+        "view": {"stroke": None},
+        "axis": {"gridColor": "#e3e7eb", "labelFontSize": 12},
+    },
+}
 
 
 class Table(NamedTuple):
@@ -51,16 +66,20 @@ class Table(NamedTuple):
 
     about: dict[str, Any]  # how the runs were made
     runs: dict[str, list[RunDigest]]  # by label, in the order of the experiment; a run for each seed
-    paper: dict[str, float]  # mean accuracies in percent
+    paper: dict[str, dict[str, float]]  # its numbers by measure and label, in percent
 
 
 def read_table(experiment: str, setting: str) -> Table:
     about, runs = read_digest(stored(experiment, setting))
-    part = next(part for part in read_parts(EXPERIMENTS / f"{experiment}.toml") if part.name == setting)
+    part = read_part(experiment, setting)
     labels = [choice.label for choice in part.experiment.algorithms]
     by_label = {label: [run for run in runs if run["label"] == label] for label in labels}
     present = {label: seeds for label, seeds in by_label.items() if seeds}
-    return Table(about, present, paper_numbers(part.experiment.paper).get("mean", {}))
+    return Table(about, present, paper_numbers(part.experiment.paper))
+
+
+def read_part(experiment: str, setting: str) -> Part:
+    return next(part for part in read_parts(EXPERIMENTS / f"{experiment}.toml") if part.name == setting)
 
 
 def stored(experiment: str, setting: str) -> Path:
@@ -88,13 +107,41 @@ def numbers(experiment: str, setting: str) -> str:
     found = read_table(experiment, setting)
     rows = []
     for label, seeds in found.runs.items():
-        ours, paper = percent(seeds, "personal:mean@best_test"), found.paper.get(label)
+        ours, paper = percent(seeds, "personal:mean@best_test"), found.paper["mean"].get(label)
         difference = "" if paper is None or ours is None else f"{ours - paper:+.2f}"
-        config = seeds[0]["config"]
-        rate = f"{config['algorithm'].get('lr', config['train']['lr']):g}"
         beside = [shown(percent(seeds, name)) for name in COLUMNS.values()]
-        rows.append([label, rate, "" if paper is None else shown(paper), shown(ours), difference, *beside])
+        rows.append([label, rate(seeds), "" if paper is None else shown(paper), shown(ours), difference, *beside])
     return table(["method", "lr", "paper", "ours, best test round", "difference", *COLUMNS], rows)
+
+
+def measured(experiment: str, setting: str) -> str:
+    """Every measure of the paper's table, with the paper's numbers where they are at hand; seeds as mean ± std."""
+    found, names = read_table(experiment, setting), read_part(experiment, setting).experiment.paper.metrics
+    known = [(name, found.paper.get(name, {})) for name in names]
+    headings = ["method", "lr"]
+    for name, paper in known:
+        heading = measure(name).heading.removesuffix(", %").removesuffix(" %")
+        headings += [f"{heading}, paper", f"{heading}, ours"] if paper else [heading]
+    rows = []
+    for label, seeds in found.runs.items():
+        cells = [label, rate(seeds)]
+        for name, paper in known:
+            cells += [shown(paper[label]) if label in paper else ""] if paper else []
+            cells.append(with_spread([run["measures"][name] for run in seeds]))
+        rows.append(cells)
+    return table(headings, rows)
+
+
+def with_spread(values: Sequence[float | None]) -> str:
+    known = [value for value in values if value is not None]
+    if len(known) < max(1, len(values)):
+        return "-"
+    return shown(fmean(known)) + (f" ±{pstdev(known):.2f}" if len(known) > 1 else "")
+
+
+def rate(seeds: Sequence[RunDigest]) -> str:
+    config = seeds[0]["config"]
+    return f"{config['algorithm'].get('lr', config['train']['lr']):g}"
 
 
 def made(experiment: str, setting: str) -> str:
@@ -103,15 +150,21 @@ def made(experiment: str, setting: str) -> str:
     seconds = {label: sum(run["figures"]["train_seconds"] for run in runs) for label, runs in found.runs.items()}
     slowest = max(seconds, key=lambda label: seconds[label])
     seeds = sorted({run["seed"] for runs in found.runs.values() for run in runs})
+    rounds = sorted({run["figures"]["rounds"] for runs in found.runs.values() for run in runs})
+    what = f"{'Seed' if len(seeds) == 1 else 'Seeds'} {', '.join(map(str, seeds))}, {' and '.join(map(str, rounds))} rounds"
     return (
-        f"`{found.about['command']}`; {found.about['hardware']}. "
-        f"{'Seed' if len(seeds) == 1 else 'Seeds'} {', '.join(map(str, seeds))}. The runs trained for "
-        f"{sum(seconds.values()):.0f} s in all, several at a time; {slowest} the longest, {seconds[slowest]:.0f} s."
+        f"`{found.about['command']}`; {found.about['hardware']}. {what}. The runs "
+        f"trained for {sum(seconds.values()):.0f} s in all, several at a time; {slowest} the longest, "
+        f"{seconds[slowest]:.0f} s."
     )
 
 
 def picture(experiment: str, setting: str) -> str:
     return f"![Accuracies by the model that is scored](images/{experiment}-{setting}.svg)"
+
+
+def tradeoff(experiment: str, setting: str) -> str:
+    return f"![Accuracy on a client's own test data against that on all clients'](images/{experiment}-{setting}.svg)"
 
 
 def rates(experiment: str, setting: str) -> str:
@@ -152,8 +205,10 @@ BLOCKS: dict[str, Callable[[str, str], str]] = {
     "alike": alike,
     "numbers": numbers,
     "made": made,
+    "measured": measured,
     "picture": picture,
     "rates": rates,
+    "tradeoff": tradeoff,
 }
 
 
@@ -174,22 +229,25 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 # pictures ---------------------------------------------------------------------------------------------
 
 
-def draw(experiment: str, setting: str) -> None:
+def draw(kind: str, experiment: str, setting: str) -> None:
     import vl_convert
 
-    found = read_table(experiment, setting)
+    drawn = vl_convert.vegalite_to_svg(PICTURES[kind](read_table(experiment, setting)))
+    (IMAGES / f"{experiment}-{setting}.svg").write_text(drawn, encoding="utf-8")
+
+
+def by_model(found: Table) -> dict[str, Any]:
+    """A row for each method, a dot for each model that it may be scored by."""
     values = [
         {"method": label, "accuracy": value, "scored": DOTS[name][0]}
         for label, seeds in found.runs.items()
         for name in DOTS
         if (value := percent(seeds, name)) is not None
     ]
-    values += [{"method": k, "accuracy": v, "scored": PAPERS_DOT[0]} for k, v in found.paper.items() if k in found.runs]
-    drawn = vl_convert.vegalite_to_svg(dot_plot(values, list(found.runs)))
-    (IMAGES / f"{experiment}-{setting}.svg").write_text(drawn, encoding="utf-8")
-
-
-def dot_plot(values: list[dict[str, Any]], order: list[str]) -> dict[str, Any]:
+    values += [
+        {"method": k, "accuracy": v, "scored": PAPERS_DOT[0]} for k, v in found.paper["mean"].items() if k in found.runs
+    ]
+    order = list(found.runs)
     names, colours, shapes = zip(*DOTS.values(), PAPERS_DOT, strict=True)
     y = {"field": "method", "type": "nominal", "sort": order, "title": None}
     title = "mean accuracy over clients, last round, %"
@@ -203,19 +261,42 @@ def dot_plot(values: list[dict[str, Any]], order: list[str]) -> dict[str, Any]:
     ours = [{"filter": {"not": {"field": "scored", "equal": PAPERS_DOT[0]}}}]
     span = {"y": y, "x": {**x, "aggregate": "min"}, "x2": {"field": "accuracy", "aggregate": "max"}}
     dots = {"y": y, "x": x, "color": by_kind(colours), "shape": by_kind(shapes)}
-    font = "Liberation Sans, Arial, Helvetica, sans-serif"
-    return {
-        "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
-        "data": {"values": values},
-        "width": 640,
-        "height": {"step": 24},
-        "background": "white",
-        "config": {"font": font, "view": {"stroke": None}, "axis": {"gridColor": "#e3e7eb", "labelFontSize": 12}},
-        "layer": [
-            {"transform": ours, "mark": {"type": "rule", "color": "#c5ccd3", "strokeWidth": 2}, "encoding": span},
-            {"mark": {"type": "point", "filled": True, "size": 95, "opacity": 1, "strokeWidth": 3}, "encoding": dots},
-        ],
+    rule = {"type": "rule", "color": "#c5ccd3", "strokeWidth": 2}
+    layers = [{"transform": ours, "mark": rule, "encoding": span}, {"mark": DOT, "encoding": dots}]
+    return {**STYLE, "data": {"values": values}, "height": {"step": 24}, "layer": layers}
+
+
+def own_against_all(found: Table) -> dict[str, Any]:
+    """Personal models on their clients' own test data and on everybody's, and the global models on everybody's."""
+    values = []
+    for label, seeds in found.runs.items():
+        means = {name: [run["measures"][name] for run in seeds] for name in ("l_acc", "g_acc", "gm_acc")}
+        l_acc, g_acc, gm_acc = (None if None in v else fmean(v) for v in means.values())  # type: ignore[type-var]
+        values.append({"method": label, "own": l_acc, "all": g_acc, "what": PERSONAL})
+        if gm_acc is not None and label in ("fedavg", "fedpg", "s-fedpg"):
+            values.append({"method": f"{label}, global", "own": gm_acc, "all": gm_acc, "what": GLOBAL})
+    paper = found.paper
+    both = [label for label in paper.get("l_acc", {}) if label in paper.get("g_acc", {})]
+    values += [{"method": k, "own": paper["l_acc"][k], "all": paper["g_acc"][k], "what": "the paper's"} for k in both]
+    kinds = {PERSONAL: "#0072B2", GLOBAL: "#5b6670", "the paper's": "#D55E00"}
+    here = {
+        "x": {"field": "own", "type": "quantitative", "title": "on the client's own test data, %", "scale": ZOOMED},
+        "y": {"field": "all", "type": "quantitative", "title": "on all clients' test data, %", "scale": ZOOMED},
+        "color": {
+            "field": "what",
+            "type": "nominal",
+            "title": None,
+            "scale": {"domain": list(kinds), "range": list(kinds.values())},
+            "legend": {"orient": "top", "labelLimit": 400},
+        },
     }
+    names = {**here, "text": {"field": "method"}}
+    beside = {"type": "text", "align": "left", "dx": 9, "fontSize": 11}
+    layers = [{"mark": DOT, "encoding": here}, {"mark": beside, "encoding": names}]
+    return {**STYLE, "data": {"values": values}, "height": 420, "layer": layers}
+
+
+PICTURES: dict[str, Callable[[Table], dict[str, Any]]] = {"picture": by_model, "tradeoff": own_against_all}
 
 
 # collecting -------------------------------------------------------------------------------------------
@@ -225,12 +306,13 @@ def collect(folder: str, experiment: str, setting: str, command: str, hardware: 
     """A run takes the place of an earlier one of the same method and seed."""
     path = stored(experiment, setting)
     before = read_digest(path)[1] if path.exists() else []
-    runs = {(run["label"], run["seed"]): run for run in [*before, *digest_runs(Path(folder))]}
+    new = digest_runs(Path(folder), read_part(experiment, setting).experiment.paper.metrics)
+    runs = {(run["label"], run["seed"]): run for run in [*before, *new]}
     write_digest(path, [runs[key] for key in sorted(runs)], {"command": command, "hardware": hardware})
 
 
 def collect_trials(folder: str, experiment: str, setting: str, command: str, hardware: str) -> None:
-    part = next(part for part in read_parts(EXPERIMENTS / f"{experiment}.toml") if part.name == setting)
+    part = read_part(experiment, setting)
     found = {path.stem: json.loads(path.read_text()) for path in Path(folder).glob("**/tuning/*.json")}
     labels = [choice.label for choice in part.experiment.algorithms if choice.label in found]
     content = {
@@ -253,8 +335,8 @@ def main() -> None:
         collect_trials(*given.collect_trials)
     text = PAGE.read_text(encoding="utf-8")
     for block in BLOCK.finditer(text):
-        if block["kind"] == "picture":
-            draw(block["experiment"], block["setting"])
+        if block["kind"] in PICTURES:
+            draw(block["kind"], block["experiment"], block["setting"])
     PAGE.write_text(filled(text), encoding="utf-8")
 
 

@@ -53,9 +53,9 @@ def _textbook_cnn() -> nn.Module:
     )
 
 
-def _as_shipped(model: str, shape: tuple[int, ...], cpu_steps: int) -> Setting:
+def _as_shipped(model: str, shape: tuple[int, ...], cpu_steps: int, **options: object) -> Setting:
     """The plain loop gets our own network, faster order of pooling included."""
-    return Setting(model, {}, shape, lambda: models.build(model, shape, CLASSES), cpu_steps)
+    return Setting(model, options, shape, lambda: models.build(model, shape, CLASSES, **options), cpu_steps)
 
 
 DEFAULT = ("linear", "mlp", "fedavg-cnn")
@@ -72,7 +72,9 @@ SETTINGS = {
     "lenet5": _as_shipped("lenet5", (3, 32, 32), 8),
     "fedpg-cnn": _as_shipped("fedpg-cnn", (3, 32, 32), 2),
     "digit-model": _as_shipped("digit-model", (3, 28, 28), 4),
+    "pfedhn-target": _as_shipped("pfedhn-target", (3, 32, 32), 8),
     "resnet18": _as_shipped("resnet18", (3, 32, 32), 1),
+    "resnet18-batchnorm": _as_shipped("resnet18", (3, 32, 32), 1, norm="batch"),
 }
 
 

@@ -4,7 +4,7 @@ that every figure, of every scored model and of both rounds, can be worked out a
 
 import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -12,9 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from bespokefl.metrics import summarise
+from bespokefl.reproduce.measures import measure
 from bespokefl.reproduce.views import ROUNDS, View, chosen_round, curves
 from bespokefl.results.evaluations import EVALUATIONS
 from bespokefl.results.files import CONFIG, StoredRun, read_runs
+from bespokefl.results.methods import BASELINE
 
 DIGITS = 5  # of an accuracy: a client has at most some thousand test samples
 
@@ -33,20 +35,22 @@ class RunDigest(TypedDict):
     seed: int
     config: dict[str, Any]  # without where data lay and how the engine worked
     models: dict[str, Scored]
+    measures: dict[str, float | None]  # of the paper's table, in its units (percent)
     figures: dict[str, Any]  # of summary.json: what was measured beside accuracies
 
 
 KEPT = ("rounds", "selected_round", "train_seconds", "bytes_total", "peak_memory_bytes", "waste", "device", "version")
-KEPT_WHERE_MEASURED = ("rounds_to_target", "gm_acc", "s_acc", "g_acc")
 LEFT_OUT = ("engine", "checkpoint", "output", "seeds")
 
 
-def digest_runs(folder: Path) -> list[RunDigest]:
-    """Of all finished runs below a folder, by label, then seed."""
-    return [_digest(run) for run in read_runs(folder) if run.summary is not None]
+def digest_runs(folder: Path, metrics: Sequence[str] = ()) -> list[RunDigest]:
+    """Of all finished runs below a folder, by label, then seed; with the given measures of each."""
+    finished = [run for run in read_runs(folder) if run.summary is not None]
+    local = {run.seed: run for run in finished if run.label == BASELINE}
+    return [_digest(run, local.get(run.seed), metrics) for run in finished]
 
 
-def _digest(run: StoredRun) -> RunDigest:
+def _digest(run: StoredRun, local: StoredRun | None, metrics: Sequence[str]) -> RunDigest:
     summary = run.summary or {}
     config = tomllib.loads((run.folder / CONFIG).read_text(encoding="utf-8"))
     config["data"].pop("root", None)
@@ -56,8 +60,8 @@ def _digest(run: StoredRun) -> RunDigest:
         seed=run.seed,
         config={name: section for name, section in config.items() if name not in LEFT_OUT},
         models={model: _scored(curve) for model, curve in curves(run.folder / EVALUATIONS).items()},
-        figures={key: summary.get(key) for key in KEPT}
-        | {key: summary[key] for key in KEPT_WHERE_MEASURED if summary.get(key) is not None},
+        measures={name: _rounded(measure(name).value(run, local)) for name in metrics},
+        figures={key: summary.get(key) for key in KEPT},
     )
 
 
@@ -68,6 +72,10 @@ def _scored(curve: Mapping[int, npt.NDArray[np.float64]]) -> Scored:
         mean=[round(float(np.nanmean(curve[r])), DIGITS) for r in rounds],
         clients={rule: [_short(v) for v in curve[chosen_round(curve, rule)].tolist()] for rule in ROUNDS},
     )
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, DIGITS - 2)
 
 
 def _short(value: float) -> float | None:
