@@ -151,12 +151,16 @@ def made(experiment: str, setting: str) -> str:
     slowest = max(seconds, key=lambda label: seconds[label])
     seeds = sorted({run["seed"] for runs in found.runs.values() for run in runs})
     rounds = sorted({run["figures"]["rounds"] for runs in found.runs.values() for run in runs})
-    what = f"{'Seed' if len(seeds) == 1 else 'Seeds'} {', '.join(map(str, seeds))}, {' and '.join(map(str, rounds))} rounds"
+    what = f"{'Seed' if len(seeds) == 1 else 'Seeds'} {joined(seeds)}, {joined(rounds)} rounds"
     return (
         f"`{found.about['command']}`; {found.about['hardware']}. {what}. The runs "
         f"trained for {sum(seconds.values()):.0f} s in all, several at a time; {slowest} the longest, "
         f"{seconds[slowest]:.0f} s."
     )
+
+
+def joined(values: Sequence[int]) -> str:
+    return ", ".join(map(str, values))
 
 
 def picture(experiment: str, setting: str) -> str:

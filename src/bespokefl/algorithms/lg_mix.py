@@ -13,8 +13,8 @@ the same of u at the round's start. The sum is the trace of sum_x h h^T. Where b
   ``"none"`` is the ablation, lambda = r. With fewer than all clients in a round, p_c is taken over the cohort, and
   those absent stay as they are while u moves.
 * Unlike the authors' code: traces are uncentred, as in the paper; ``trace="code"`` centres the features and leaves out
-  the smallest singular value of their covariance, and can fall on the other side of 1/2. Several local epochs follow
-  one another (the code restores the weights before each).
+  the smallest singular value of their covariance, and can fall on the other side of 1/2; ``"centred"`` only centres.
+  Several local epochs follow one another (the code restores the weights before each).
 * Where the head's input is a map (segmentation), h is its mean over pixels; the papers do not say.
   ``map_features="all"`` takes every pixel's value as a feature of its own.
 * As in the code: local features come from the training pass and global ones from one in evaluation mode, so that with
@@ -65,11 +65,11 @@ class Kept(NamedTuple):
 
 
 class Moments(NamedTuple):
-    """Of the features met in a round (trace="code")."""
+    """Of the features met in a round, where they are centred."""
 
     n: Tensor
     sum: Tensor  # of h
-    second: Tensor  # sum of h h^T
+    second: Tensor  # sum of h h^T (trace="code"), or its trace
 
 
 class Training(NamedTuple):
@@ -90,7 +90,9 @@ class LGMix(ModelAveraging):
     averages: ClassVar = ("train", "train_anew")
 
     eta_g: float = hyper(1.0, "eta_g: step size of the global update", above=0)
-    trace: Literal["paper", "code"] = hyper("paper", "energy of features: sum of squares, or as in the authors' code")
+    trace: Literal["paper", "centred", "code"] = hyper(
+        "paper", "energy of features: sum of squares, the same of centred ones, or as in the authors' code"
+    )
     history: Literal["code", "past", "none"] = hyper(
         "code", "lambda: mean of all ratios so far, of those before this round, or this round's alone"
     )
@@ -105,10 +107,11 @@ class LGMix(ModelAveraging):
         super().check(task, setup)
         shape = tuple(task.initial[task.head[0]].shape)
         fits = len(shape) == 2 or (len(shape) == 4 and self.map_features == "mean")
-        if self.trace == "code" and (not fits or shape[1] < 2):
+        fewest = 2 if self.trace == "code" else 1  # features: the code leaves one of their singular values out
+        if self.trace != "paper" and (not fits or shape[1] < fewest):
             raise InputError(
-                "algorithm.trace = 'code' (lg-mix) drops one of the features' singular values: it needs a linear head "
-                "(or a convolution, with map_features = 'mean') of 2 inputs or more, and "
+                f"algorithm.trace = {self.trace!r} (lg-mix) centres the features: it needs a linear head (or a "
+                f"convolution, with map_features = 'mean') of at least {fewest} inputs, and "
                 f"{task.head[0]!r} has the shape {shape}; use trace = 'paper'"
             )
 
@@ -173,18 +176,21 @@ class LGMix(ModelAveraging):
             return zero
         width = task.initial[task.head[0]].shape[1]
         none = torch.zeros(width, dtype=torch.float64)
-        return Moments(zero, none, none[:, None] * none)
+        return Moments(zero, none, none[:, None] * none if self.trace == "code" else zero)
 
     def plus(self, energy: Tree, h: Tensor, batch: Batch) -> Tree:
         h = (pixel_mean(h) if self.map_features == "mean" else h.flatten(1)).double()
         if self.trace == "paper":
             return energy + batch.sum((h**2).sum(1))
         counted = h if batch.weights is None else h * batch.weights.double()[:, None]
-        return Moments(energy.n + batch.n.double(), energy.sum + counted.sum(0), energy.second + h.T @ counted)
+        second = h.T @ counted if self.trace == "code" else (h * counted).sum()
+        return Moments(energy.n + batch.n.double(), energy.sum + counted.sum(0), energy.second + second)
 
     def energy(self, energy: Tree) -> Tensor:
-        total: Tensor = energy if self.trace == "paper" else variance_without_the_smallest(energy)
-        return total
+        if self.trace == "paper":
+            total: Tensor = energy
+            return total
+        return variance_without_the_smallest(energy) if self.trace == "code" else variance(energy)
 
     # one client mixes --------------------------------------------------------------------------------
     @property
@@ -235,6 +241,12 @@ def share(a: Tensor, b: Tensor) -> Tensor:
     """a / (a + b), and 1/2 where both are 0."""
     total = a + b
     return torch.where(total > 0, a / torch.where(total > 0, total, torch.ones_like(total)), 0.5)
+
+
+def variance(t: Moments) -> Tensor:
+    """The mean square of the centred features: the trace of their covariance."""
+    centre = t.sum / t.n
+    return (t.second / t.n - (centre**2).sum()).clamp(min=0)
 
 
 def variance_without_the_smallest(t: Moments) -> Tensor:
