@@ -60,7 +60,7 @@ def test_the_figure_of_a_view_is_that_of_the_evaluated_round(folder: Path) -> No
 
 def test_the_first_of_equally_good_rounds_is_taken() -> None:
     curve = {2: np.array([0.1, 0.3]), 4: np.array([0.4, 0.4]), 6: np.array([0.5, 0.3])}
-    assert (chosen_round(curve, "best_test"), chosen_round(curve, "last")) == (4, 6)
+    assert [chosen_round(curve, rule, 5) for rule in ("best_test", "selected", "last")] == [4, 5, 6]
 
 
 def test_views_are_measures_of_a_table(folder: Path) -> None:
@@ -74,7 +74,7 @@ def test_views_are_measures_of_a_table(folder: Path) -> None:
 
 
 def test_the_compact_form_gives_the_same_figures(folder: Path, tmp_path: Path) -> None:
-    write_digest(tmp_path / "d.json", digest_runs(folder), {"command": "bespoke run"})
+    write_digest(tmp_path / "d.json", digest_runs(folder, ["worst5", "gm_acc"]), {"command": "bespoke run"})
     about, runs = read_digest(tmp_path / "d.json")
     assert about == {"command": "bespoke run"}
     assert [run["label"] for run in runs] == ["fedavg", "fedper"]
@@ -84,3 +84,7 @@ def test_the_compact_form_gives_the_same_figures(folder: Path, tmp_path: Path) -
             assert figure(run, view) == (None if whole is None else pytest.approx(whole, abs=1e-5))
     assert "root" not in runs[0]["config"]["data"] and runs[0]["config"]["algorithm"]["personal"] == "global"
     assert runs[0]["figures"]["rounds"] == 3
+    for run in runs:
+        whole = json.loads((folder / run["label"] / "seed-0/summary.json").read_text())
+        assert run["measures"]["worst5"] == pytest.approx(100 * whole["worst5"], abs=1e-3)
+        assert (run["measures"]["gm_acc"] is None) == (run["label"] == "fedper")

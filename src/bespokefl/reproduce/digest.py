@@ -54,23 +54,25 @@ def _digest(run: StoredRun, local: StoredRun | None, metrics: Sequence[str]) -> 
     summary = run.summary or {}
     config = tomllib.loads((run.folder / CONFIG).read_text(encoding="utf-8"))
     config["data"].pop("root", None)
+    selected = summary.get("selected_round", 0)
     return RunDigest(
         label=run.label,
         algorithm=summary["algorithm"],
         seed=run.seed,
         config={name: section for name, section in config.items() if name not in LEFT_OUT},
-        models={model: _scored(curve) for model, curve in curves(run.folder / EVALUATIONS).items()},
+        models={model: _scored(curve, selected) for model, curve in curves(run.folder / EVALUATIONS).items()},
         measures={name: _rounded(measure(name).value(run, local)) for name in metrics},
         figures={key: summary.get(key) for key in KEPT},
     )
 
 
-def _scored(curve: Mapping[int, npt.NDArray[np.float64]]) -> Scored:
+def _scored(curve: Mapping[int, npt.NDArray[np.float64]], selected: int) -> Scored:
     rounds = sorted(curve)
+    chosen = {rule: curve[chosen_round(curve, rule, selected)] for rule in ROUNDS}
     return Scored(
         rounds=rounds,
         mean=[round(float(np.nanmean(curve[r])), DIGITS) for r in rounds],
-        clients={rule: [_short(v) for v in curve[chosen_round(curve, rule)].tolist()] for rule in ROUNDS},
+        clients={rule: [_short(v) for v in values.tolist()] for rule, values in chosen.items()},
     )
 
 
