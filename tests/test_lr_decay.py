@@ -106,6 +106,15 @@ def test_where_the_rate_decides_every_round_has_its_own_functions() -> None:
     assert engine._variants._refused and not engine._refused
 
 
+def test_where_the_rate_decides_seeds_still_run_at_once() -> None:
+    algorithm = Deciding(**SETTINGS)
+    counting = Counting(stacked())
+    work: list[Any] = [lambda seat, k=k: results(federation(algorithm, seat, k), 3) for k in range(2)]
+    for k, ours in enumerate(side_by_side(Together(counting, 2), work)):
+        assert_same(ours, results(federation(algorithm, Sequential(), k), 3))
+    assert counting.jobs[:3] == [6, 6, 8]  # tried with the rate as a tensor, then with it as a number
+
+
 def test_a_methods_own_factor_stays_unless_told() -> None:
     def rate(train: dict[str, float], method: str) -> float:
         experiment = parse_experiment({"algorithms": [method], "train": train})

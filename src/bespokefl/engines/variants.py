@@ -66,8 +66,9 @@ class Variants:
 
     def of(self, programs: Sequence[Program]) -> Variant | None:
         """One program for programs of one shape; None if that was refused before."""
-        shape, floats, places = _compared(programs)
-        if (shape, places) in self._refused:
+        shape, floats = outline(programs[0]).shape, [outline(program).floats for program in programs]
+        places = self._places(programs)
+        if places is None:
             return None
         constant = tuple(value for place, value in enumerate(floats[0]) if place not in places)
         key = (shape, places, constant)
@@ -77,16 +78,15 @@ class Variants:
 
     def refuse(self, programs: Sequence[Program]) -> None:
         """Tensors cannot stand for these floats (one decides in Python, perhaps): not to be tried again."""
-        shape, _, places = _compared(programs)
-        self._refused.add((shape, places))
+        self._refused.add((outline(programs[0]).shape, self._places(programs)))
 
-
-def _compared(programs: Sequence[Program]) -> tuple[Hashable, list[tuple[float, ...]], tuple[int, ...]]:
-    """The programs' one shape, the floats of each, and the places of those that differ or will."""
-    outlines = [outline(program) for program in programs]
-    floats = [own.floats for own in outlines]
-    differing = {place for place, values in enumerate(zip(*floats, strict=True)) if len(set(values)) > 1}
-    return outlines[0].shape, floats, tuple(sorted(differing | set(outlines[0].moving)))
+    def _places(self, programs: Sequence[Program]) -> tuple[int, ...] | None:
+        """Of floats that differ, or will in other rounds; or of those only that differ; None if both are refused."""
+        outlines = [outline(program) for program in programs]
+        together = zip(*(own.floats for own in outlines), strict=True)
+        differing = {place for place, values in enumerate(together) if len(set(values)) > 1}
+        wanted = [tuple(sorted(differing | set(outlines[0].moving))), tuple(sorted(differing))]
+        return next((places for places in wanted if (outlines[0].shape, places) not in self._refused), None)
 
 
 def _varied(program: Program, places: tuple[int, ...]) -> Program:
