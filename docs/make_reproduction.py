@@ -12,6 +12,7 @@ import argparse
 import json
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any, NamedTuple
@@ -30,6 +31,8 @@ PAGE, COLLECTION, IMAGES = DOCS / "reproduction.md", DOCS / "reproduction", DOCS
 EXPERIMENTS = DOCS.parent / "experiments"
 COMMAND = "python docs/make_reproduction.py"
 
+WHOLE = "-"  # the setting of an experiment that has none
+
 BLOCK = re.compile(r"(<!-- (?P<kind>\w+) (?P<experiment>\S+) (?P<setting>\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 COLUMNS = {  # of a table, beside the paper's: heading, and what it shows of a run
@@ -40,15 +43,7 @@ COLUMNS = {  # of a table, beside the paper's: heading, and what it shows of a r
     "its lowest 5 %": "before_agg:worst5@last",
     "global model": "global:mean@last",
 }
-DOTS = {  # of a picture: what is shown, with its colour and shape
-    "global:mean@last": ("global model", "#5b6670", "square"),
-    "personal:mean@last": ("the model that the method is scored by", "#0072B2", "circle"),
-    "before_agg:mean@last": ("before averaging", "#D55E00", "triangle-up"),
-}
-PAPERS_DOT = ("the paper's number (best test round)", "#1d2329", "diamond")
-PERSONAL, GLOBAL = "personal models", "global model"
 DOT = {"type": "point", "filled": True, "size": 95, "opacity": 1, "strokeWidth": 3}
-ZOOMED = {"zero": False}
 STYLE: dict[str, Any] = {
     "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
     "width": 640,
@@ -58,6 +53,48 @@ STYLE: dict[str, Any] = {
         "view": {"stroke": None},
         "axis": {"gridColor": "#e3e7eb", "labelFontSize": 12},
     },
+}
+
+
+class Look(NamedTuple):
+    """Of a kind of dots."""
+
+    name: str
+    colour: str
+    shape: str
+
+
+class Dots(NamedTuple):
+    """A picture with a row for each method, and on it a dot for each of some figures."""
+
+    words: str  # for those who do not see it
+    title: str
+    ours: dict[str, Look]  # by figure: a measure or a view
+    paper: dict[str, Look]  # by measure
+
+
+GREY, BLUE, RED, BLACK = "#5b6670", "#0072B2", "#D55E00", "#1d2329"
+PICTURES = {
+    "picture": Dots(
+        "Accuracies by the model that is scored",
+        "mean accuracy over clients, last round, %",
+        {
+            "global:mean@last": Look("global model", GREY, "square"),
+            "personal:mean@last": Look("the model that the method is scored by", BLUE, "circle"),
+            "before_agg:mean@last": Look("before averaging", RED, "triangle-up"),
+        },
+        {"mean": Look("the paper's number (best test round)", BLACK, "diamond")},
+    ),
+    "tradeoff": Dots(
+        "Accuracy on a client's own test data and on all clients'",
+        "accuracy, mean over clients, %",
+        {
+            "gm_acc": Look("global model on all clients' test data", GREY, "square"),
+            "g_acc": Look("personal models on all clients' test data (G)", BLUE, "circle"),
+            "l_acc": Look("personal models on their own (L)", RED, "triangle-up"),
+        },
+        {"g_acc": Look("the paper's G", "#66b2e0", "diamond"), "l_acc": Look("the paper's L", "#f0a070", "diamond")},
+    ),
 }
 
 
@@ -79,24 +116,35 @@ def read_table(experiment: str, setting: str) -> Table:
 
 
 def read_part(experiment: str, setting: str) -> Part:
-    return next(part for part in read_parts(EXPERIMENTS / f"{experiment}.toml") if part.name == setting)
+    name = "" if setting == WHOLE else setting
+    return next(part for part in read_parts(EXPERIMENTS / f"{experiment}.toml") if part.name == name)
 
 
 def stored(experiment: str, setting: str) -> Path:
-    return COLLECTION / f"{experiment}-{setting}.json"
+    return COLLECTION / f"{named(experiment, setting)}.json"
 
 
 def trials_of(experiment: str, setting: str) -> Path:
-    return COLLECTION / f"{experiment}-{setting}-trials.json"
+    return COLLECTION / f"{named(experiment, setting)}-trials.json"
+
+
+def named(experiment: str, setting: str) -> str:
+    return experiment if setting == WHOLE else f"{experiment}-{setting}"
 
 
 def percent(seeds: Sequence[RunDigest], name: str) -> float | None:
-    """A view's figure, the mean over seeds."""
-    view = View.named(name)
-    assert view is not None, name
-    found = [figure(run, view) for run in seeds]
+    """A measure's or a view's figure, the mean over seeds."""
+    found = [_percent(run, name) for run in seeds]
     known = [value for value in found if value is not None]
-    return 100 * fmean(known) if known and len(known) == len(found) else None
+    return fmean(known) if known and len(known) == len(found) else None
+
+
+def _percent(run: RunDigest, name: str) -> float | None:
+    view = View.named(name)
+    if view is None:
+        return run["measures"][name]
+    value = figure(run, view)
+    return None if value is None else 100 * value
 
 
 # blocks of the page -----------------------------------------------------------------------------------
@@ -163,12 +211,8 @@ def joined(values: Sequence[int]) -> str:
     return ", ".join(map(str, values))
 
 
-def picture(experiment: str, setting: str) -> str:
-    return f"![Accuracies by the model that is scored](images/{experiment}-{setting}.svg)"
-
-
-def tradeoff(experiment: str, setting: str) -> str:
-    return f"![Accuracy on a client's own test data against that on all clients'](images/{experiment}-{setting}.svg)"
+def picture(kind: str, experiment: str, setting: str) -> str:
+    return f"![{PICTURES[kind].words}](images/{named(experiment, setting)}.svg)"
 
 
 def rates(experiment: str, setting: str) -> str:
@@ -210,9 +254,8 @@ BLOCKS: dict[str, Callable[[str, str], str]] = {
     "numbers": numbers,
     "made": made,
     "measured": measured,
-    "picture": picture,
     "rates": rates,
-    "tradeoff": tradeoff,
+    **{kind: partial(picture, kind) for kind in PICTURES},
 }
 
 
@@ -236,71 +279,37 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def draw(kind: str, experiment: str, setting: str) -> None:
     import vl_convert
 
-    drawn = vl_convert.vegalite_to_svg(PICTURES[kind](read_table(experiment, setting)))
-    (IMAGES / f"{experiment}-{setting}.svg").write_text(drawn, encoding="utf-8")
+    drawn = vl_convert.vegalite_to_svg(dot_plot(PICTURES[kind], read_table(experiment, setting)))
+    (IMAGES / f"{named(experiment, setting)}.svg").write_text(drawn, encoding="utf-8")
 
 
-def by_model(found: Table) -> dict[str, Any]:
-    """A row for each method, a dot for each model that it may be scored by."""
-    values = [
-        {"method": label, "accuracy": value, "scored": DOTS[name][0]}
+def dot_plot(picture: Dots, found: Table) -> dict[str, Any]:
+    ours = [
+        {"method": label, "accuracy": value, "scored": look.name}
         for label, seeds in found.runs.items()
-        for name in DOTS
+        for name, look in picture.ours.items()
         if (value := percent(seeds, name)) is not None
     ]
-    values += [
-        {"method": k, "accuracy": v, "scored": PAPERS_DOT[0]} for k, v in found.paper["mean"].items() if k in found.runs
+    papers = [
+        {"method": label, "accuracy": value, "scored": look.name}
+        for name, look in picture.paper.items()
+        for label, value in found.paper[name].items()
+        if label in found.runs
     ]
-    order = list(found.runs)
-    names, colours, shapes = zip(*DOTS.values(), PAPERS_DOT, strict=True)
-    y = {"field": "method", "type": "nominal", "sort": order, "title": None}
-    title = "mean accuracy over clients, last round, %"
-    x = {"field": "accuracy", "type": "quantitative", "title": title, "scale": {"zero": False}}
+    names, colours, shapes = zip(*picture.ours.values(), *picture.paper.values(), strict=True)
+    y = {"field": "method", "type": "nominal", "sort": list(found.runs), "title": None}
+    x = {"field": "accuracy", "type": "quantitative", "title": picture.title, "scale": {"zero": False}}
 
     def by_kind(values: Sequence[str]) -> dict[str, Any]:
         legend = {"orient": "top", "symbolSize": 90, "columns": 2, "labelLimit": 400}
         scale = {"domain": names, "range": values}
         return {"field": "scored", "type": "nominal", "scale": scale, "title": None, "legend": legend}
 
-    ours = [{"filter": {"not": {"field": "scored", "equal": PAPERS_DOT[0]}}}]
     span = {"y": y, "x": {**x, "aggregate": "min"}, "x2": {"field": "accuracy", "aggregate": "max"}}
     dots = {"y": y, "x": x, "color": by_kind(colours), "shape": by_kind(shapes)}
     rule = {"type": "rule", "color": "#c5ccd3", "strokeWidth": 2}
-    layers = [{"transform": ours, "mark": rule, "encoding": span}, {"mark": DOT, "encoding": dots}]
-    return {**STYLE, "data": {"values": values}, "height": {"step": 24}, "layer": layers}
-
-
-def own_against_all(found: Table) -> dict[str, Any]:
-    """Personal models on their clients' own test data and on everybody's, and the global models on everybody's."""
-    values = []
-    for label, seeds in found.runs.items():
-        means = {name: [run["measures"][name] for run in seeds] for name in ("l_acc", "g_acc", "gm_acc")}
-        l_acc, g_acc, gm_acc = (None if None in v else fmean(v) for v in means.values())  # type: ignore[type-var]
-        values.append({"method": label, "own": l_acc, "all": g_acc, "what": PERSONAL})
-        if gm_acc is not None and label in ("fedavg", "fedpg", "s-fedpg"):
-            values.append({"method": f"{label}, global", "own": gm_acc, "all": gm_acc, "what": GLOBAL})
-    paper = found.paper
-    both = [label for label in paper.get("l_acc", {}) if label in paper.get("g_acc", {})]
-    values += [{"method": k, "own": paper["l_acc"][k], "all": paper["g_acc"][k], "what": "the paper's"} for k in both]
-    kinds = {PERSONAL: "#0072B2", GLOBAL: "#5b6670", "the paper's": "#D55E00"}
-    here = {
-        "x": {"field": "own", "type": "quantitative", "title": "on the client's own test data, %", "scale": ZOOMED},
-        "y": {"field": "all", "type": "quantitative", "title": "on all clients' test data, %", "scale": ZOOMED},
-        "color": {
-            "field": "what",
-            "type": "nominal",
-            "title": None,
-            "scale": {"domain": list(kinds), "range": list(kinds.values())},
-            "legend": {"orient": "top", "labelLimit": 400},
-        },
-    }
-    names = {**here, "text": {"field": "method"}}
-    beside = {"type": "text", "align": "left", "dx": 9, "fontSize": 11}
-    layers = [{"mark": DOT, "encoding": here}, {"mark": beside, "encoding": names}]
-    return {**STYLE, "data": {"values": values}, "height": 420, "layer": layers}
-
-
-PICTURES: dict[str, Callable[[Table], dict[str, Any]]] = {"picture": by_model, "tradeoff": own_against_all}
+    layers = [{"data": {"values": ours}, "mark": rule, "encoding": span}, {"mark": DOT, "encoding": dots}]
+    return {**STYLE, "data": {"values": [*ours, *papers]}, "height": {"step": 24}, "layer": layers}
 
 
 # collecting -------------------------------------------------------------------------------------------
