@@ -26,9 +26,10 @@ print("up", flush=True)
 time.sleep(600)
 """
 PARENT = """
-import sys, time
+import signal, sys, time
 from pathlib import Path
 from bespokefl.flower.processes import Child
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs inherit that it is ignored
 child = Child("sleeper", [], log=Path("log"))
 print(child.pid, flush=True)
 time.sleep(600)
@@ -66,10 +67,13 @@ def test_a_child_ends_with_its_parent(number: signal.Signals, tmp_path: Path) ->
     with subprocess.Popen(command, cwd=tmp_path, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as parent:
         assert parent.stdout is not None
         child = int(parent.stdout.readline())
-        eventually(lambda: "up" in (tmp_path / "log").read_text())
-        parent.send_signal(number)
-        parent.wait(10)
-        eventually(lambda: not is_there(child))
+        try:
+            eventually(lambda: "up" in (tmp_path / "log").read_text())
+            parent.send_signal(number)
+            parent.wait(10)
+            eventually(lambda: not is_there(child))
+        finally:
+            parent.kill()
 
 
 def test_a_child_that_does_not_listen_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
