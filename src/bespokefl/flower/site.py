@@ -12,6 +12,7 @@ from bespokefl import trees
 from bespokefl.algorithms.base import Algorithm
 from bespokefl.attacks import Attacker
 from bespokefl.engines.base import Result
+from bespokefl.engines.variants import outline
 from bespokefl.errors import InputError, RunError
 from bespokefl.flower.envelope import Envelope
 from bespokefl.flower.expectation import Expectation
@@ -91,13 +92,13 @@ class RemoteSite:
         return self.algorithm.weights if averages else None
 
     def name_of(self, order: Order) -> str:
-        names = {program: name for name, program in self.algorithm.at(order.round).programs().items()}
-        if order.program not in names:
+        names = {outline(program): name for name, program in self.algorithm.at(order.round).programs().items()}
+        if outline(order.program) not in names:
             raise InputError(
                 f"algorithm.name = {self.algorithm.name!r} runs a program without a name, which cannot be asked for "
                 "over a network; make it a property that returns a Program, or add it to `programs`"
             )
-        return names[order.program]
+        return names[outline(order.program)]
 
     # requests ----------------------------------------------------------------------------------------
     def ask(
