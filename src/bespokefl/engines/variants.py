@@ -66,8 +66,9 @@ class Variants:
 
     def of(self, programs: Sequence[Program]) -> Variant | None:
         """One program for programs of one shape; None if that was refused before."""
-        shape, floats = outline(programs[0]).shape, [outline(program).floats for program in programs]
-        places = self._places(programs)
+        outlines = [outline(program) for program in programs]
+        shape, floats = outlines[0].shape, [own.floats for own in outlines]
+        places = self._places(outlines)
         if places is None:
             return None
         constant = tuple(value for place, value in enumerate(floats[0]) if place not in places)
@@ -78,11 +79,11 @@ class Variants:
 
     def refuse(self, programs: Sequence[Program]) -> None:
         """Tensors cannot stand for these floats (one decides in Python, perhaps): not to be tried again."""
-        self._refused.add((outline(programs[0]).shape, self._places(programs)))
-
-    def _places(self, programs: Sequence[Program]) -> tuple[int, ...] | None:
-        """Of floats that differ, or will in other rounds; or of those only that differ; None if both are refused."""
         outlines = [outline(program) for program in programs]
+        self._refused.add((outlines[0].shape, self._places(outlines)))
+
+    def _places(self, outlines: Sequence[Outline]) -> tuple[int, ...] | None:
+        """Of floats that differ, or will in other rounds; or of those only that differ; None if both are refused."""
         together = zip(*(own.floats for own in outlines), strict=True)
         differing = {place for place, values in enumerate(together) if len(set(values)) > 1}
         wanted = [tuple(sorted(differing | set(outlines[0].moving))), tuple(sorted(differing))]
