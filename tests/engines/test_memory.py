@@ -50,6 +50,6 @@ def test_the_part_of_a_card_bounds_what_is_free(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 100)
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 150)
     monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda device: 1.0)
-    assert free_bytes(torch.device("cuda")) == 750
+    assert free_bytes(torch.device("cuda", 0)) == 750
     monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda device: 0.25)
-    assert free_bytes(torch.device("cuda")) == 150  # a quarter of 1000, of which 100 are taken
+    assert free_bytes(torch.device("cuda", 0)) == 150  # a quarter of 1000, of which 100 are taken

@@ -14,7 +14,8 @@ def free_bytes(device: torch.device) -> int:
         free, total = torch.cuda.mem_get_info(device)
         allocated = torch.cuda.memory_allocated(device)
         cached = torch.cuda.memory_reserved(device) - allocated
-        fraction = getattr(torch.cuda, "get_per_process_memory_fraction", lambda _: 1.0)(device)  # newer torch has it
+        index = torch.cuda.current_device() if device.index is None else device.index
+        fraction = getattr(torch.cuda, "get_per_process_memory_fraction", lambda _: 1.0)(index)  # newer torch has it
         return max(min(int(free + cached), int(total * fraction) - allocated), 0)
     limits = [_available_ram()]
     cgroup = Path("/sys/fs/cgroup")
