@@ -18,6 +18,7 @@ from bespokefl.task import Task
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
     pytest.mark.filterwarnings("ignore"),
+    pytest.mark.filterwarnings("error:.*cannot run vectorized"),
 ]
 every_algorithm = pytest.mark.parametrize("name", list(ALGORITHMS))
 

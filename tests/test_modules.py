@@ -46,9 +46,18 @@ def assert_all_close(a: list[Tensor], b: list[Tensor]) -> None:
 @pytest.mark.parametrize("options", [{}, {"affine": False}, {"track_running_stats": False}, {"momentum": 0.7}])
 @pytest.mark.parametrize("train", [True, False])
 @pytest.mark.parametrize("padding", [0, 2])
+@pytest.mark.parametrize("by_hand", [False, True])  # as in a stack of clients on a GPU
 def test_batch_norm_equals_torchs(
-    kind: type[nn.Module], shape: tuple[int, ...], options: dict[str, object], train: bool, padding: int
+    kind: type[nn.Module],
+    shape: tuple[int, ...],
+    options: dict[str, object],
+    train: bool,
+    padding: int,
+    by_hand: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    if by_hand:
+        monkeypatch.setattr("bespokefl.modules._torch_asks_for_a_layout", lambda x: True)
     reference = batch_norm(kind, **options).train(train)
     mine = MaskedBatchNorm(batch_norm(kind, **options)).train(train)
     x = 3 * torch.randn(shape, dtype=torch.float64) + 1

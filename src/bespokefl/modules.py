@@ -46,26 +46,44 @@ class MaskedBatchNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training and self.running_mean is not None and self.running_var is not None:
+            if _torch_asks_for_a_layout(x):
+                return self._normalised(x, self.running_mean, self.running_var)
             return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
-        reduced = [0, *range(2, x.ndim)]
-        if self.sample_weights is None:
+        if self.sample_weights is not None or _torch_asks_for_a_layout(x):
+            count, mean, variance = self._statistics(x)
+            out = self._normalised(x, mean, variance)
+        else:
             count = torch.full((), x.numel() // x.shape[1], dtype=x.dtype, device=x.device)
             out, mean, inverse_std = torch.native_batch_norm(x, self.weight, self.bias, None, None, True, 0.0, self.eps)
             variance = (inverse_std.detach() ** -2 - self.eps).clamp(min=0)  # saves a second pass over x
-        else:
-            shape = (1, -1, *(1,) * (x.ndim - 2))
-            w = self.sample_weights.to(x.dtype).view(-1, *(1,) * (x.ndim - 1))
-            count = (w.sum() * (x.numel() // (x.shape[0] * x.shape[1]))).clamp(min=1)
-            mean = (w * x).sum(reduced) / count
-            variance = (w * (x - mean.view(shape)) ** 2).sum(reduced) / count
-            out = (x - mean.view(shape)) * (variance + self.eps).rsqrt().view(shape)
-            if self.weight is not None and self.bias is not None:
-                out = out * self.weight.view(shape) + self.bias.view(shape)
         if self.running_mean is not None and self.running_var is not None and self.momentum is not None:
             unbiased = variance.detach() * count / (count - 1).clamp(min=1)
             self.running_mean = torch.lerp(self.running_mean, mean.detach().to(self.running_mean.dtype), self.momentum)
             self.running_var = torch.lerp(self.running_var, unbiased.to(self.running_var.dtype), self.momentum)
         return out
+
+    def _statistics(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """How many numbers of a channel count, their mean and their variance."""
+        reduced, pixels = [0, *range(2, x.ndim)], x.numel() // (x.shape[0] * x.shape[1])
+        if self.sample_weights is None:
+            variance, mean = torch.var_mean(x, reduced, correction=0)
+            return torch.full((), x.shape[0] * pixels, dtype=x.dtype, device=x.device), mean, variance
+        w = self.sample_weights.to(x.dtype).view(-1, *(1,) * (x.ndim - 1))
+        count = (w.sum() * pixels).clamp(min=1)
+        mean = (w * x).sum(reduced) / count
+        variance = (w * (x - mean.view(self._shape(x))) ** 2).sum(reduced) / count
+        return count, mean, variance
+
+    def _normalised(self, x: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+        shape = self._shape(x)
+        out = (x - mean.view(shape)) * (variance + self.eps).rsqrt().view(shape)
+        if self.weight is not None and self.bias is not None:
+            out = out * self.weight.view(shape) + self.bias.view(shape)
+        return out
+
+    @staticmethod
+    def _shape(x: Tensor) -> tuple[int, ...]:
+        return (1, -1, *(1,) * (x.ndim - 2))
 
 
 class PlainGroupNorm(nn.GroupNorm):
@@ -114,6 +132,11 @@ class StackableConv2d(nn.Conv2d):
 
 _CLIENTS_ARE_STACKED = ContextVar("clients_are_stacked", default=False)
 _DIFFERENTIATED = ContextVar("differentiated", default=False)
+
+
+def _torch_asks_for_a_layout(x: Tensor) -> bool:
+    """Whether BatchNorm's own kernels would choose by memory layout, which ``vmap`` cannot tell."""
+    return _CLIENTS_ARE_STACKED.get() and x.is_cuda
 
 
 @contextlib.contextmanager
