@@ -16,6 +16,7 @@ from bespokefl.data.federated import FederatedData
 from bespokefl.engines import Vectorized
 from bespokefl.engines.graphs import Graph, GraphCache, in_layout_of
 from bespokefl.federation import Federation
+from bespokefl.keyed import keyed_bits
 
 Carry = dict[str, Tensor]
 
@@ -178,6 +179,15 @@ def test_structures_types_and_constants_come_back() -> None:
     out = graph.tree(graph([*trees.leaves(copies(start)), torch.ones(2)]))
     assert isinstance(out, Pair) and (out.x["n"], out.x["on"], out.x["n"].dtype) == (4, False, torch.int64)
     torch.testing.assert_close(out.x["w"], start.x["w"] - 1)
+
+
+def test_positions_are_counted_once_and_not_at_every_step() -> None:
+    def step(c: Carry, key: Tensor) -> Carry:
+        kept = keyed_bits(key, torch.arange(9).view(3, 3)) > 2**31
+        return {k: v * kept for k, v in c.items()}
+
+    assert_steps_alike(step, carry(), torch.tensor(5))
+    assert not {"arange", "view"} & set(Graph(step, (carry(), torch.tensor(5)), carry=True).operations)
 
 
 def test_a_carry_of_another_structure_is_refused() -> None:

@@ -14,6 +14,8 @@ aten = torch.ops.aten
 _RESHAPES = {aten.view.default, aten._unsafe_view.default, aten.expand.default, aten.reshape.default}
 # Operations that read only the shape of their operand, by what they fill the result with.
 _FILLS = {aten.ones_like.default: 1, aten.zeros_like.default: 0, aten.new_zeros.default: 0, aten.new_ones.default: 1}
+# Operations that count, by their arguments alone: positions, of which a dropout's mask is a hash.
+_COUNTS = {aten.arange.default, aten.arange.start, aten.arange.start_step}
 _LARGEST_CONSTANT = 2**16  # elements
 # Element-wise operations whose first operand may be overwritten.
 _IN_PLACE = {
@@ -97,7 +99,7 @@ def share_repeated(graph: fx.Graph) -> None:
 
 
 def fold_constants(module: fx.GraphModule) -> None:
-    """Computes beforehand what depends on shapes alone, such as the seed 1/n of a mean's gradient."""
+    """Computes beforehand what depends on shapes alone, such as the seed 1/n of a mean's gradient, or positions."""
     values: dict[fx.Node, Tensor] = {}
     for node in list(module.graph.nodes):
         meta = _meta(node)
@@ -105,6 +107,8 @@ def fold_constants(module: fx.GraphModule) -> None:
             continue
         if node.target in _FILLS:
             values[node] = torch.full(meta.shape, _FILLS[node.target], dtype=meta.dtype, device=meta.device)
+        elif node.target in _COUNTS and not node.all_input_nodes:
+            values[node] = node.target(*node.args, **node.kwargs)
         elif node.all_input_nodes and all(source in values for source in node.all_input_nodes):
             args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
             values[node] = node.target(*args, **kwargs)
