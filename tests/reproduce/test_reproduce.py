@@ -226,21 +226,26 @@ def test_a_pattern_that_matches_nothing(here: Path, monkeypatch: pytest.MonkeyPa
 def test_a_failed_run_does_not_stop_the_others(here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(here)
     (here / "breaking.py").write_text(
-        "import os\nfrom dataclasses import dataclass\nfrom typing import ClassVar\n"
+        "import multiprocessing\nimport os\nfrom dataclasses import dataclass\nfrom typing import ClassVar\n"
         "from bespokefl.algorithms.fedavg import FedAvg\n"
         "@dataclass(frozen=True)\nclass Raises(FedAvg):\n    name: ClassVar[str] = 'raises'\n"
         "    def round(self, server, cohort):\n        raise ArithmeticError('on purpose')\n"
         "@dataclass(frozen=True)\nclass Dies(FedAvg):\n    name: ClassVar[str] = 'dies'\n"
         "    def round(self, server, cohort):\n        os._exit(9)\n"
+        "@dataclass(frozen=True)\nclass NeverStarts(FedAvg):\n    name: ClassVar[str] = 'never-starts'\n"
+        "    def init(self, *setup):\n"
+        "        return os._exit(8) if multiprocessing.parent_process() else super().init(*setup)\n"
     )
     monkeypatch.syspath_prepend(str(here))
-    algorithms = '[{name="breaking:Dies"}, {name="breaking:Raises"}, "local"]'
+    algorithms = '[{name="breaking:Dies"}, {name="breaking:Raises"}, {name="breaking:NeverStarts"}, "local"]'
     table = TABLE.replace(TABLE.split("\n")[2], f"algorithms = {algorithms}")
     (here / "experiments" / "broken.toml").write_text(table)
     result = bespoke("reproduce", "broken", "--out", tmp_path, "--jobs", 2, "--only", "first", "--seed", 0)
     assert result.exit_code == 1, result.output
     assert "on purpose" in (tmp_path / "first/Raises/seed-0/error.txt").read_text()
     assert "exit code 9" in (tmp_path / "first/Dies/seed-0/error.txt").read_text()
+    assert "exit code 8" in (tmp_path / "first/NeverStarts/seed-0/error.txt").read_text()
+    assert "first/NeverStarts, seed 0: failed: the process" in result.output
     assert (tmp_path / "first/local/seed-0/summary.json").is_file()
 
 

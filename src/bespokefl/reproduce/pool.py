@@ -109,7 +109,8 @@ class _Place:
     ) -> None:
         self._context, self._share, self._asked, self._reporters = context, share, asked, reporters
         self.job: Job | None = None
-        self._over: set[int] = set()  # which of the job's runs are
+        self._begun: set[int] = set()  # which of the job's runs have
+        self._over: set[int] = set()  # which of them are
         self._start()
 
     def _start(self) -> None:
@@ -119,7 +120,7 @@ class _Place:
         theirs.close()  # so that its end is noticed here
 
     def give(self, job: Job) -> None:
-        self.job, self._over = job, set()
+        self.job, self._begun, self._over = job, set(), set()
         self.connection.send(job)
 
     def listen(self, outcome: Outcome, interrupted: list[str]) -> None:
@@ -131,10 +132,13 @@ class _Place:
         except (EOFError, ConnectionError):
             self._process.join()
             reason = f"the process of this run ended by itself (exit code {self._process.exitcode}); out of memory?"
-            for number, folder in enumerate(job.folders.values()):
+            for number, (seed, folder) in enumerate(job.folders.items()):
                 if number not in self._over:
                     files.write_atomically(folder / files.ERROR, f"{reason}\n")
-                    self._reporters[number].finish(f"failed: {reason}")
+                    if number in self._begun:
+                        self._reporters[number].finish(f"failed: {reason}")
+                    else:  # its reporter has not heard of it
+                        self._reporters[number].note(f"{job.name}, seed {seed}: failed: {reason}")
                 whole = number in self._over and (folder / files.SUMMARY).is_file()
                 (outcome.finished if whole else outcome.failed).append(folder)
             self.job = None
@@ -150,6 +154,8 @@ class _Place:
                     (outcome.finished if seed in finished else outcome.failed).append(folder)
         else:
             number, *told = content
+            if kind == "start":
+                self._begun.add(number)
             if kind == "finish":
                 self._over.add(number)
             getattr(self._reporters[number], kind)(*told)
