@@ -151,15 +151,19 @@ def _percent(run: RunDigest, name: str) -> float | None:
 
 
 def numbers(experiment: str, setting: str) -> str:
-    """The paper's number, ours in the paper's way and in the honest one, and the models that it is not scored by."""
+    """The paper's number, ours in the paper's way and in the honest one, and the models that it is not scored by.
+
+    Of several seeds the mean, ± their standard deviation.
+    """
     found = read_table(experiment, setting)
     rows = []
     for label, seeds in found.runs.items():
         ours, paper = percent(seeds, "personal:mean@best_test"), found.paper["mean"].get(label)
         difference = "" if paper is None or ours is None else f"{ours - paper:+.2f}"
-        beside = [shown(percent(seeds, name)) for name in COLUMNS.values()]
-        rows.append([label, rate(seeds), "" if paper is None else shown(paper), shown(ours), difference, *beside])
-    return table(["method", "lr", "paper", "ours, best test round", "difference", *COLUMNS], rows)
+        about = [label, str(len(seeds)), rate(seeds), "" if paper is None else shown(paper)]
+        beside = [spread(seeds, name) for name in COLUMNS.values()]
+        rows.append([*about, spread(seeds, "personal:mean@best_test"), difference, *beside])
+    return table(["method", "seeds", "lr", "paper", "ours, best test round", "difference", *COLUMNS], rows)
 
 
 def measured(experiment: str, setting: str) -> str:
@@ -178,6 +182,10 @@ def measured(experiment: str, setting: str) -> str:
             cells.append(with_spread([run["measures"][name] for run in seeds]))
         rows.append(cells)
     return table(headings, rows)
+
+
+def spread(seeds: Sequence[RunDigest], name: str) -> str:
+    return with_spread([_percent(run, name) for run in seeds])
 
 
 def with_spread(values: Sequence[float | None]) -> str:
@@ -235,12 +243,14 @@ def alike(experiment: str, setting: str) -> str:
 
     runs = read_table(experiment, setting).runs
 
-    def held(label: str) -> Any:
-        return np.array([run["models"]["before_agg"]["clients"]["last"] for run in runs[label]], dtype=float).ravel()
+    def held(label: str) -> dict[int, Any]:
+        return {
+            run["seed"]: np.array(run["models"]["before_agg"]["clients"]["last"], dtype=float) for run in runs[label]
+        }
 
-    lines = []
+    lines, fedavg = [], held("fedavg")
     for label in ("pgfed", "pgfedmo"):
-        gain = held(label) - held("fedavg")
+        gain = np.concatenate([own - fedavg[seed] for seed, own in held(label).items()])
         better, worse, equal = (int(n) for n in ((gain > 0).sum(), (gain < 0).sum(), (gain == 0).sum()))
         lines.append(
             f"* {label} against fedavg, both before averaging: {100 * gain.mean():+.2f} points on average, {better} "
