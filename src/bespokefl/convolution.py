@@ -103,7 +103,7 @@ class _InputGrad(torch.autograd.Function):
     def vmap(info: Any, dims: Any, grad: Tensor, w: Tensor, size: Pair, geometry: Geometry) -> tuple[Tensor, int]:
         if dims[1] is None:
             return _folded(lambda v: _plain_input_grad(v, w, size, geometry), grad.movedim(dims[0], 0)), 0
-        grad, w = _rows(info, grad, dims[0]), w.movedim(dims[1], 0)
+        grad, w = rows(info, grad, dims[0]), w.movedim(dims[1], 0)
         return stacked_input_grad(grad, w, size, geometry), 0
 
 
@@ -127,7 +127,7 @@ class _WeightGrad(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, dims: Any, x: Tensor, grad: Tensor, geometry: Geometry) -> tuple[Tensor, int]:
-        return stacked_weight_grad(_rows(info, x, dims[0]), _rows(info, grad, dims[1]), geometry), 0
+        return stacked_weight_grad(rows(info, x, dims[0]), rows(info, grad, dims[1]), geometry), 0
 
 
 # one client -------------------------------------------------------------------------------------------
@@ -164,7 +164,7 @@ def stacked(x: Tensor, w: Tensor, geometry: Geometry) -> Tensor:
     """(N, B, C, H, W) with (N, O, C, kh, kw) gives (N, B, O, H', W')."""
     n, b, channels = x.shape[:3]
     if channels >= (FEW_CHANNELS if geometry.differentiated else VERY_FEW_CHANNELS):
-        return _ungrouped(_plain(_grouped(x), _grouped_weight(w), geometry, n), n)
+        return channels_as_clients(_plain(clients_as_channels(x), _grouped_weight(w), geometry, n), n)
     product = _patches(x, geometry) @ w.permute(0, 3, 4, 2, 1).flatten(1, 3)
     return torch.unflatten(product, 1, (b, *geometry.output(x.shape[-2:]))).movedim(-1, 2)
 
@@ -187,14 +187,16 @@ def on_the_same_data(x: Tensor, w: Tensor, geometry: Geometry) -> Tensor:
 def stacked_input_grad(grad: Tensor, w: Tensor, size: Pair, geometry: Geometry) -> Tensor:
     """(N, B, O, H', W') with (N, O, C, kh, kw) gives (N, B, C, H, W)."""
     n = len(w)
-    return _ungrouped(_plain_input_grad(_grouped(grad), _grouped_weight(w), size, geometry, n), n)
+    return channels_as_clients(_plain_input_grad(clients_as_channels(grad), _grouped_weight(w), size, geometry, n), n)
 
 
 def stacked_weight_grad(x: Tensor, grad: Tensor, geometry: Geometry) -> Tensor:
     """(N, B, C, H, W) with (N, B, O, H', W') gives (N, O, C, kh, kw)."""
     n, b, channels = x.shape[:3]
     if channels >= FEW_CHANNELS:
-        return torch.unflatten(_plain_weight_grad(_grouped(x), _grouped(grad), geometry, n), 0, (n, -1))
+        return torch.unflatten(
+            _plain_weight_grad(clients_as_channels(x), clients_as_channels(grad), geometry, n), 0, (n, -1)
+        )
     rows, patches = grad.movedim(2, -1).flatten(1, 3), _patches(x, geometry)
     parts = _divisor(b, patches.shape[1] // SPLIT_ROWS)
     split: Callable[[Tensor], Tensor] = lambda v: torch.unflatten(v, 1, (parts, -1)).flatten(0, 1)  # noqa: E731
@@ -211,26 +213,31 @@ def _patches(x: Tensor, geometry: Geometry) -> Tensor:
     return x.unfold(2, kh, sh).unfold(3, kw, sw).permute(0, 1, 2, 3, 5, 6, 4).flatten(4, 6).flatten(1, 3)
 
 
-def _grouped(x: Tensor) -> Tensor:
-    """(N, B, C, H, W) as (B, N C, H, W): as it lies in memory, if it does, else channels last."""
+def clients_as_channels(x: Tensor) -> Tensor:
+    """(N, B, C, ...) as (B, N C, ...): as it lies in memory, if it does, else channels last. (N, C) as (N C)."""
+    if x.ndim == 2:
+        return x.flatten()
     if (by_sample := x.movedim(0, 1)).is_contiguous():
         return by_sample.flatten(1, 2)
-    return x.permute(1, 3, 4, 0, 2).flatten(3, 4).movedim(3, 1)
+    return x.movedim((0, 2), (-2, -1)).flatten(-2).movedim(-1, 1)
 
 
 def _grouped_weight(w: Tensor) -> Tensor:
     return w.flatten(0, 1).contiguous(memory_format=torch.channels_last)
 
 
-def _ungrouped(x: Tensor, n: int) -> Tensor:
-    return torch.unflatten(x, 1, (n, -1)).movedim(1, 0)
+def channels_as_clients(x: Tensor, n: int) -> Tensor:
+    """The way back."""
+    channels = min(1, x.ndim - 1)
+    return torch.unflatten(x, channels, (n, -1)).movedim(channels, 0)
 
 
 def _folded(fn: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     return torch.unflatten(fn(x.flatten(0, 1)), 0, x.shape[:2])
 
 
-def _rows(info: Any, v: Tensor, dim: int | None) -> Tensor:
+def rows(info: Any, v: Tensor, dim: int | None) -> Tensor:
+    """The mapped axis first; what all share is there for each."""
     return v.expand(info.batch_size, *v.shape) if dim is None else v.movedim(dim, 0)
 
 

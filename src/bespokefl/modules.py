@@ -17,6 +17,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from bespokefl.convolution import Geometry, convolve
 from bespokefl.errors import InputError
 from bespokefl.keyed import keyed_bits
+from bespokefl.normalisation import mean_and_variance, normalised
 
 
 class MaskedBatchNorm(nn.Module):
@@ -51,7 +52,10 @@ class MaskedBatchNorm(nn.Module):
             return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
         if self.sample_weights is not None or _torch_asks_for_a_layout(x):
             count, mean, variance = self._statistics(x)
-            out = self._normalised(x, mean, variance)
+            if self.sample_weights is None:
+                out = normalised(x, *_affine(self, x), None, self.eps)
+            else:
+                out = self._normalised(x, mean, variance)
         else:
             count = torch.full((), x.numel() // x.shape[1], dtype=x.dtype, device=x.device)
             out, mean, inverse_std = torch.native_batch_norm(x, self.weight, self.bias, None, None, True, 0.0, self.eps)
@@ -64,10 +68,10 @@ class MaskedBatchNorm(nn.Module):
 
     def _statistics(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """How many numbers of a channel count, their mean and their variance."""
-        reduced, pixels = [0, *range(2, x.ndim)], x.numel() // (x.shape[0] * x.shape[1])
+        reduced, pixels = (0, *range(2, x.ndim)), x.numel() // (x.shape[0] * x.shape[1])
         if self.sample_weights is None:
-            variance, mean = torch.var_mean(x, reduced, correction=0)
-            return torch.full((), x.shape[0] * pixels, dtype=x.dtype, device=x.device), mean, variance
+            mean, variance = mean_and_variance(x, reduced)
+            return torch.full((), x.shape[0] * pixels, dtype=mean.dtype, device=x.device), mean, variance
         w = self.sample_weights.to(x.dtype).view(-1, *(1,) * (x.ndim - 1))
         count = (w.sum() * pixels).clamp(min=1)
         mean = (w * x).sum(reduced) / count
@@ -90,17 +94,23 @@ class PlainGroupNorm(nn.GroupNorm):
     """GroupNorm from elementary operations: the fused one asks for a memory layout, which vmap cannot tell."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if _CLIENTS_ARE_STACKED.get():  # in the layout that it comes in: a copy of a stack costs more than it gains
-            groups = torch.unflatten(x, 1, (self.num_groups, -1))
-        else:
-            groups = x.reshape(x.shape[0], self.num_groups, -1)
-        within = tuple(range(2, groups.ndim))
-        variance, mean = torch.var_mean(groups, within, correction=0, keepdim=True)
+        if _CLIENTS_ARE_STACKED.get():
+            return normalised(x, *_affine(self, x), self.num_groups, self.eps)
+        groups = x.reshape(x.shape[0], self.num_groups, -1)
+        variance, mean = torch.var_mean(groups, 2, correction=0, keepdim=True)
         out = ((groups - mean) * (variance + self.eps).rsqrt()).reshape(x.shape)
         if not self.affine:
             return out
         shape = (1, -1, *(1,) * (x.ndim - 2))
         return out * self.weight.view(shape) + self.bias.view(shape)
+
+
+def _affine(norm: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+    """A norm's weight and bias, 1 and 0 if it has none."""
+    weight, bias = norm.weight, norm.bias
+    if weight is None or bias is None:
+        return torch.ones(x.shape[1], device=x.device), torch.zeros(x.shape[1], device=x.device)
+    return weight, bias  # type: ignore[return-value]
 
 
 class StackableConv2d(nn.Conv2d):

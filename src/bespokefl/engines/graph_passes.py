@@ -1,5 +1,6 @@
 """Rewriting traced graphs: fewer operations, less memory, the same numbers."""
 
+import operator
 from typing import Any
 
 import torch
@@ -85,10 +86,13 @@ def share_repeated(graph: fx.Graph) -> None:
     """What is computed twice from the same values is computed once (a layer's patches, forward and backward)."""
     seen: dict[Any, fx.Node] = {}
     for node in list(graph.nodes):
-        if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
+        if node.op != "call_function":
             continue
-        if node.target._schema.is_mutable:
-            return  # nobody knows what is the same behind it
+        if isinstance(node.target, torch._ops.OpOverload):
+            if node.target._schema.is_mutable:
+                return  # nobody knows what is the same behind it
+        elif node.target is not operator.getitem:
+            continue
         flat, spec = pytree.tree_flatten((node.args, node.kwargs))
         key = (node.target, spec, tuple(v if isinstance(v, fx.Node) else repr(v) for v in flat))
         if key in seen:
