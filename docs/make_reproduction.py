@@ -73,6 +73,7 @@ class Dots(NamedTuple):
     paper: dict[str, Look]  # by measure
 
 
+MAIN_PICTURES = ("picture", "tradeoff")  # a setting has one of them, its file the setting's name
 GREY, BLUE, RED, BLACK = "#5b6670", "#0072B2", "#D55E00", "#1d2329"
 PICTURES = {
     "picture": Dots(
@@ -94,6 +95,16 @@ PICTURES = {
             "l_acc": Look("personal models on their own (L)", RED, "triangle-up"),
         },
         {"g_acc": Look("the paper's G", "#66b2e0", "diamond"), "l_acc": Look("the paper's L", "#f0a070", "diamond")},
+    ),
+    "tails": Dots(
+        "The lowest 5 % of clients, the mean and the top 5 %",
+        "accuracy of the model that the method is scored by, last round, %",
+        {
+            "personal:worst5@last": Look("lowest 5 % of clients", RED, "triangle-down"),
+            "personal:mean@last": Look("mean", BLUE, "circle"),
+            "personal:top5@last": Look("top 5 %", GREY, "triangle-up"),
+        },
+        {},
     ),
 }
 
@@ -145,6 +156,42 @@ def _percent(run: RunDigest, name: str) -> float | None:
         return run["measures"][name]
     value = figure(run, view)
     return None if value is None else 100 * value
+
+
+class Lines(NamedTuple):
+    """A picture with the rounds from left to right, and a line for each method or client."""
+
+    words: str
+    y: str  # what is up
+    rows: Callable[[Table], list[dict[str, Any]]]  # of round, value, line and, for several panels, panel
+
+
+def accuracy_by_round(found: Table) -> list[dict[str, Any]]:
+    return [
+        {"round": at, "value": 100 * fmean(run["models"]["personal"]["mean"][k] for run in seeds), "line": label}
+        for label, seeds in found.runs.items()
+        for k, at in enumerate(seeds[0]["models"]["personal"]["rounds"])
+    ]
+
+
+def lambda_by_round(found: Table) -> list[dict[str, Any]]:
+    """Of the first seed."""
+    rows = []
+    for label, (first, *_) in found.runs.items():
+        course = first.get("facts", {}).get("lambda", {"rounds": [], "clients": []})
+        for at, values in zip(course["rounds"], course["clients"], strict=True):
+            rows += [
+                {"round": at, "value": value, "line": name, "panel": label}
+                for name, value in zip(first["names"], values, strict=True)
+                if value is not None
+            ]
+    return rows
+
+
+LINES = {
+    "curves": Lines("Accuracy by round", "mean accuracy over clients, %", accuracy_by_round),
+    "lambdas": Lines("lambda by round", "lambda", lambda_by_round),
+}
 
 
 # blocks of the page -----------------------------------------------------------------------------------
@@ -220,7 +267,13 @@ def joined(values: Sequence[int]) -> str:
 
 
 def picture(kind: str, experiment: str, setting: str) -> str:
-    return f"![{PICTURES[kind].words}](images/{named(experiment, setting)}.svg)"
+    words = PICTURES[kind].words if kind in PICTURES else LINES[kind].words
+    return f"![{words}](images/{image(kind, experiment, setting)})"
+
+
+def image(kind: str, experiment: str, setting: str) -> str:
+    suffix = "" if kind in MAIN_PICTURES else f"-{kind}"
+    return f"{named(experiment, setting)}{suffix}.svg"
 
 
 def rates(experiment: str, setting: str) -> str:
@@ -265,7 +318,7 @@ BLOCKS: dict[str, Callable[[str, str], str]] = {
     "made": made,
     "measured": measured,
     "rates": rates,
-    **{kind: partial(picture, kind) for kind in PICTURES},
+    **{kind: partial(picture, kind) for kind in [*PICTURES, *LINES]},
 }
 
 
@@ -289,8 +342,30 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def draw(kind: str, experiment: str, setting: str) -> None:
     import vl_convert
 
-    drawn = vl_convert.vegalite_to_svg(dot_plot(PICTURES[kind], read_table(experiment, setting)))
-    (IMAGES / f"{named(experiment, setting)}.svg").write_text(drawn, encoding="utf-8")
+    found = read_table(experiment, setting)
+    chart = dot_plot(PICTURES[kind], found) if kind in PICTURES else line_plot(LINES[kind], found)
+    path = IMAGES / image(kind, experiment, setting)
+    path.write_text(vl_convert.vegalite_to_svg(chart), encoding="utf-8")
+
+
+def line_plot(picture: Lines, found: Table) -> dict[str, Any]:
+    rows = picture.rows(found)
+    panels, lines = (list(dict.fromkeys(row[key] for row in rows if key in row)) for key in ("panel", "line"))
+    encoding: dict[str, Any] = {
+        "x": {"field": "round", "type": "quantitative"},
+        "y": {"field": "value", "type": "quantitative", "title": picture.y, "scale": {"zero": False}},
+        "color": {
+            "field": "line",
+            "type": "nominal",
+            "title": None,
+            "sort": lines,
+            "scale": {"scheme": "tableau20" if len(lines) > 10 else "tableau10"},
+        },
+    }
+    if panels:
+        encoding["facet"] = {"field": "panel", "type": "nominal", "title": None, "sort": panels, "columns": 2}
+    size = {"width": 290, "height": 170} if panels else {"height": 320}
+    return {**STYLE, "data": {"values": rows}, "mark": {"type": "line"}, "encoding": encoding, **size}
 
 
 def dot_plot(picture: Dots, found: Table) -> dict[str, Any]:
@@ -358,7 +433,7 @@ def main() -> None:
         collect_trials(*given.collect_trials)
     text = PAGE.read_text(encoding="utf-8")
     for block in BLOCK.finditer(text):
-        if block["kind"] in PICTURES:
+        if block["kind"] in PICTURES or block["kind"] in LINES:
             draw(block["kind"], block["experiment"], block["setting"])
     PAGE.write_text(filled(text), encoding="utf-8")
 

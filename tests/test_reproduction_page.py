@@ -2,7 +2,20 @@
 
 import re
 
-from docs.make_reproduction import BLOCK, COLLECTION, COMMAND, IMAGES, PAGE, filled, percent, read_table
+import pytest
+from docs.make_reproduction import (
+    BLOCK,
+    COLLECTION,
+    COMMAND,
+    IMAGES,
+    LINES,
+    PAGE,
+    Table,
+    filled,
+    line_plot,
+    percent,
+    read_table,
+)
 
 
 def test_the_page_is_what_the_runs_make() -> None:
@@ -24,3 +37,25 @@ def test_the_models_that_methods_are_scored_by_are_among_those_measured() -> Non
     for label in ("local", "pgfed", "pgfedmo", "fedfomo"):  # what a client trained is what it is scored by
         assert percent(found.runs[label], "personal:mean@last") == percent(found.runs[label], "before_agg:mean@last")
     assert percent(found.runs["local"], "global:mean@last") is None
+
+
+def test_curves_are_means_over_seeds() -> None:
+    found = read_table("pgfed-table1", "cifar10-100")
+    rows = LINES["curves"].rows(found)
+    last = {row["line"]: row["value"] for row in rows if row["round"] == 300}
+    assert last.keys() == found.runs.keys()
+    for label, value in last.items():
+        assert value == pytest.approx(percent(found.runs[label], "personal:mean@last"), abs=1e-3)
+
+
+def test_lambdas_are_drawn_by_client_and_method() -> None:
+    course = {"clients": [[None, 0.5], [0.25, 0.75]], "rounds": [1, 2]}
+    run = {"names": ["MNIST", "SVHN"], "facts": {"lambda": course}}
+    table = Table({}, {"fedavg": [{}], "lg-mix": [run, {}]}, {})  # type: ignore[list-item]
+    rows = LINES["lambdas"].rows(table)
+    assert [(row["round"], row["line"], row["value"]) for row in rows] == [
+        (1, "SVHN", 0.5),
+        (2, "MNIST", 0.25),
+        (2, "SVHN", 0.75),
+    ]
+    assert line_plot(LINES["lambdas"], table)["encoding"]["facet"]["sort"] == ["lg-mix"]

@@ -16,10 +16,11 @@ from bespokefl.progress import make_reporter
 from bespokefl.reproduce.digest import digest_runs, figure, read_digest, write_digest
 from bespokefl.reproduce.measures import check, measure
 from bespokefl.reproduce.views import FIGURES, MODELS, ROUNDS, View, chosen_round
+from bespokefl.results.facts import read_facts
 from bespokefl.results.files import read_runs
 
 EXPERIMENT = """
-algorithms = ["fedper", {name = "fedavg", personal = "global"}]
+algorithms = ["fedper", "lg-mix", {name = "fedavg", personal = "global"}]
 [data]
 clients = 5
 max_samples = 250
@@ -77,7 +78,7 @@ def test_the_compact_form_gives_the_same_figures(folder: Path, tmp_path: Path) -
     write_digest(tmp_path / "d.json", digest_runs(folder, ["worst5", "gm_acc"]), {"command": "bespoke run"})
     about, runs = read_digest(tmp_path / "d.json")
     assert about == {"command": "bespoke run"}
-    assert [run["label"] for run in runs] == ["fedavg", "fedper"]
+    assert [run["label"] for run in runs] == ["fedavg", "fedper", "lg-mix"]
     for run in runs:
         for view in every_view():
             whole = view.of(folder / run["label"] / "seed-0")
@@ -88,3 +89,14 @@ def test_the_compact_form_gives_the_same_figures(folder: Path, tmp_path: Path) -
         whole = json.loads((folder / run["label"] / "seed-0/summary.json").read_text())
         assert run["measures"]["worst5"] == pytest.approx(100 * whole["worst5"], abs=1e-3)
         assert (run["measures"]["gm_acc"] is None) == (run["label"] == "fedper")
+
+
+def test_few_clients_are_named_and_their_facts_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fedavg, _, lg_mix = digest_runs(folder)
+    assert fedavg["names"] == ["0", "1", "2", "3", "4"] and fedavg["facts"] == {}
+    assert set(lg_mix["facts"]) == {"lambda"}  # a number for each client; distances have one for each layer
+    course, whole = lg_mix["facts"]["lambda"], read_facts(folder / "lg-mix/seed-0")["lambda"]
+    assert course["rounds"] == whole.rounds.tolist()
+    np.testing.assert_allclose(np.array(course["clients"], float), whole.values, atol=1e-5, equal_nan=True)
+    monkeypatch.setattr("bespokefl.reproduce.digest.FEW_CLIENTS", 4)
+    assert "facts" not in digest_runs(folder)[2]

@@ -6,7 +6,7 @@ import json
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,7 @@ from bespokefl.metrics import summarise
 from bespokefl.reproduce.measures import measure
 from bespokefl.reproduce.views import ROUNDS, View, chosen_round, curves
 from bespokefl.results.evaluations import EVALUATIONS
+from bespokefl.results.facts import read_facts
 from bespokefl.results.files import CONFIG, StoredRun, read_runs
 from bespokefl.results.methods import BASELINE
 
@@ -29,6 +30,13 @@ class Scored(TypedDict):
     clients: dict[str, list[float | None]]  # by the rule that takes a round: every client's accuracy in it
 
 
+class Course(TypedDict):
+    """What a method shows of its clients' state, a number each."""
+
+    rounds: list[int]
+    clients: list[list[float | None]]  # by round
+
+
 class RunDigest(TypedDict):
     label: str
     algorithm: str
@@ -37,10 +45,13 @@ class RunDigest(TypedDict):
     models: dict[str, Scored]
     measures: dict[str, float | None]  # of the paper's table, in its units (percent)
     figures: dict[str, Any]  # of summary.json: what was measured beside accuracies
+    names: NotRequired[list[str]]  # of the clients, and
+    facts: NotRequired[dict[str, Course]]  # their facts, where clients are few enough to be looked at one by one
 
 
 KEPT = ("rounds", "selected_round", "train_seconds", "bytes_total", "peak_memory_bytes", "waste", "device", "version")
 LEFT_OUT = ("engine", "checkpoint", "output", "seeds")
+FEW_CLIENTS = 20
 
 
 def digest_runs(folder: Path, metrics: Sequence[str] = ()) -> list[RunDigest]:
@@ -55,7 +66,7 @@ def _digest(run: StoredRun, local: StoredRun | None, metrics: Sequence[str]) -> 
     config = tomllib.loads((run.folder / CONFIG).read_text(encoding="utf-8"))
     config["data"].pop("root", None)
     selected = summary.get("selected_round", 0)
-    return RunDigest(
+    digest = RunDigest(
         label=run.label,
         algorithm=summary["algorithm"],
         seed=run.seed,
@@ -64,6 +75,21 @@ def _digest(run: StoredRun, local: StoredRun | None, metrics: Sequence[str]) -> 
         measures={name: _rounded(measure(name).value(run, local)) for name in metrics},
         figures={key: summary.get(key) for key in KEPT},
     )
+    names = [str(name) for name in (run.clients or {}).get("name", ())]
+    if 0 < len(names) <= FEW_CLIENTS:
+        digest["names"], digest["facts"] = names, _courses(run.folder, len(names))
+    return digest
+
+
+def _courses(folder: Path, clients: int) -> dict[str, Course]:
+    found = {name: fact for name, fact in read_facts(folder).items() if fact.values.shape[1:] == (clients,)}
+    return {
+        name: Course(
+            rounds=[int(r) for r in fact.rounds],
+            clients=[[_short(float(v)) for v in row] for row in fact.values],
+        )
+        for name, fact in found.items()
+    }
 
 
 def _scored(curve: Mapping[int, npt.NDArray[np.float64]], selected: int) -> Scored:
