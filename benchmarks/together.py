@@ -8,7 +8,6 @@ the median seconds of a round of all runs, and their ratio.
 """
 
 import statistics
-import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated
 
@@ -18,8 +17,8 @@ from rich.console import Console
 from rich.table import Table
 
 from bespokefl import models
-from bespokefl.algorithms import build_algorithm
-from bespokefl.bench import BATCH, CLASSES, SETTINGS, synthetic
+from bespokefl.algorithms import ALGORITHMS, build_algorithm
+from bespokefl.bench import BATCH, CLASSES, SETTINGS, now, synthetic
 from bespokefl.engines import Engine, Vectorized, pick_device
 from bespokefl.engines.together import Together
 from bespokefl.federation import Federation
@@ -38,6 +37,11 @@ def main(
     device: str = "auto",
 ) -> None:
     """Rounds of several runs at once against one after another."""
+    if model not in SETTINGS:
+        raise typer.BadParameter(f"{model} is none of {', '.join(SETTINGS)}")
+    for method in methods.split(","):
+        if method not in ALGORITHMS:
+            raise typer.BadParameter(f"{method} is no method; `bespoke list algorithms` names them")
     chosen, console = pick_device(device), Console()
     table = Table(title=f"{model}, {runs} runs of {clients} clients x {steps} steps; s a round of all, {chosen}")
     for heading in ("", "one by one", "together", "ratio"):
@@ -68,20 +72,14 @@ def measure(
     seconds: tuple[list[float], list[float]] = ([], [])
     with ThreadPoolExecutor(runs) as threads:
         for _ in range(WARM_UP + rounds):
-            start = _now(device)
+            start = now(device)
             for one in alone:
                 one.round()
-            middle = _now(device)
+            middle = now(device)
             list(threads.map(Federation.round, joined))
             seconds[0].append(middle - start)
-            seconds[1].append(_now(device) - middle)
+            seconds[1].append(now(device) - middle)
     return statistics.median(seconds[0][WARM_UP:]), statistics.median(seconds[1][WARM_UP:])
-
-
-def _now(device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()
 
 
 if __name__ == "__main__":

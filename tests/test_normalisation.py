@@ -6,6 +6,7 @@ from torch import Tensor
 from torch.func import grad, vmap
 from torch.nn import functional as F
 
+from bespokefl.engines.graphs import Graph
 from bespokefl.normalisation import mean_and_variance, normalised
 
 CASES = [((5, 8, 3, 4), 4), ((5, 8), 2), ((4, 6, 7), 3), ((5, 8, 3, 4), None), ((5, 8), None)]
@@ -88,6 +89,12 @@ def test_half_precision_has_moments_of_float32() -> None:
     mean, variance = mean_and_variance(half, (0, 2, 3))
     assert mean.dtype == variance.dtype == torch.float32
     torch.testing.assert_close(variance, half.float().var((0, 2, 3), correction=0), rtol=1e-3, atol=0)
+
+
+def test_a_traced_gradient_has_the_moments_once() -> None:
+    args = tensors((5, 8, 3, 4))
+    graph = Graph(grad(lambda *a: loss(*a, 4, "ours"), argnums=(0, 1, 2)), args, carry=False)
+    assert [graph.operations.count(name) for name in ("var_mean", "rsqrt")] == [1, 1]
 
 
 def test_a_stack_keeps_the_layout_of_convolutions() -> None:

@@ -172,9 +172,9 @@ def _compete(contender: str, race: Race, line: Connection) -> None:
     data = synthetic(setting.shape, race.clients, race.samples, ragged=race.ragged)
     one_round = _rounds_of(contender, setting, data, device, race.compile)
     while line.recv() is not None:
-        start = _now(device)
+        start = now(device)
         waste = one_round()
-        line.send(Turn(_now(device) - start, waste, peak_bytes(device)))
+        line.send(Turn(now(device) - start, waste, peak_bytes(device)))
 
 
 def _rounds_of(
@@ -237,7 +237,8 @@ def measure(race: Race, contenders: Sequence[str], repeats: int) -> list[Measure
     ]
 
 
-def _now(device: torch.device) -> float:
+def now(device: torch.device) -> float:
+    """Seconds, when all that the device was given is done."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
