@@ -9,7 +9,7 @@ from torch.func import grad, vmap
 from torch.nn import functional as F
 
 from bespokefl import convolution
-from bespokefl.convolution import FEW_CHANNELS, VERY_FEW_CHANNELS, Geometry, convolve
+from bespokefl.convolution import FEW_CHANNELS, VERY_FEW_CHANNELS, VERY_MANY_CHANNELS, Geometry, convolve
 from bespokefl.modules import StackableConv2d, stacked_clients, with_stand_ins
 from bespokefl.task import Batch, Task
 
@@ -19,6 +19,8 @@ GEOMETRIES = [
     Geometry((3, 3), (2, 2), (1, 1)),
     Geometry((1, 3), (1, 2), (0, 2)),
     Geometry((1, 1), (1, 1), (0, 0)),
+    Geometry((1, 1), (2, 3), (0, 0)),
+    Geometry((1, 1), (1, 1), (1, 0)),
 ]
 # Patches as rows; that or one grouped convolution, depending on whether a gradient is wanted; always the latter.
 CHANNELS = [3, VERY_FEW_CHANNELS + 1, FEW_CHANNELS + 1]
@@ -91,9 +93,9 @@ def test_what_all_clients_share_is_not_stacked(shared: str, channels: int) -> No
     assert_same(vmap(grad(cubes(ours), (0, 1)), dims)(*args), one_by_one(grad(cubes(torchs), (0, 1)), x, w))
 
 
+@pytest.mark.parametrize("geometry", [GEOMETRIES[1], GEOMETRIES[4]], ids=str)
 @pytest.mark.parametrize("channels", CHANNELS)
-def test_second_derivatives(channels: int) -> None:
-    geometry = GEOMETRIES[1]
+def test_second_derivatives(channels: int, geometry: Geometry) -> None:
     x, w = tensors(channels, geometry.kernel)
 
     def curvature(conv: Convolution) -> Callable[..., Tensor | tuple[Tensor, ...]]:
@@ -103,6 +105,16 @@ def test_second_derivatives(channels: int) -> None:
     found, expected = vmap(curvature(ours))(x, w), one_by_one(curvature(torchs), x, w)
     for a, b in zip(found, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9 * float(b.abs().max()))
+
+
+@pytest.mark.parametrize("geometry", GEOMETRIES[1:3], ids=str)
+def test_very_many_channels_in_bfloat16(geometry: Geometry) -> None:
+    x, w = tensors(VERY_MANY_CHANNELS, geometry.kernel)
+    ours, torchs = both(geometry)
+    found = vmap(grad(lambda a, b: ours(a, b).float().square().sum(), (0, 1)))(x.bfloat16(), w.bfloat16())
+    expected = one_by_one(grad(lambda a, b: torchs(a, b).square().sum(), (0, 1)), x, w)
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a.double(), b, rtol=0, atol=0.02 * float(b.abs().max()))
 
 
 def test_a_long_sum_over_patches_is_split(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -176,6 +176,16 @@ def test_the_callers_module_is_never_touched() -> None:
     assert all(v.grad is None for v in net.parameters())
 
 
+def test_a_task_is_moved_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    moved: list[nn.Module] = []
+    task = Task(build(mlp_with_batch_norm))
+    monkeypatch.setattr(nn.Module, "to", lambda module, device: moved.append(module))
+    assert task.to("cpu").to(torch.device("cpu")) is task
+    assert len(moved) == 2  # in training and in evaluation mode
+    task.to("meta")
+    assert len(moved) == 4 and task.initial["0.weight"].device.type == "meta"
+
+
 @pytest.mark.parametrize("train", [True, False])
 def test_buffers_written_in_place_come_back_and_x_stays(train: bool) -> None:
     task, batch = Task(build(Counting), dtype=torch.float64), batch_of(vectors(4))

@@ -1,10 +1,13 @@
 """Seeds of an experiment that run at once leave the files of seeds that run one by one."""
 
+import threading
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
 from bespokefl.config_file import parse_experiment
 from bespokefl.experiment import Outcome, run_experiment
@@ -72,6 +75,20 @@ def test_the_files_are_those_of_runs_one_by_one(tmp_path: Path) -> None:
     assert len(at_once.finished) == len(one_by_one.finished) == 6
     assert heard.starts == [("fedavg", 0), ("ditto", 0)] and heard.ends == 2  # one progress for the three
     assert heard.rounds == [1, 2, 3] * 2
+
+
+def test_what_runs_share_is_moved_before_they_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    movers: set[threading.Thread] = set()
+    move = nn.Module.to
+
+    def noted(module: nn.Module, to: Any) -> nn.Module:
+        if isinstance(to, torch.device):
+            movers.add(threading.current_thread())
+        return move(module, to)
+
+    monkeypatch.setattr(nn.Module, "to", noted)
+    run(tmp_path, 3, algorithms=["fedavg"])
+    assert movers == {threading.current_thread()}  # a module that several threads move at once may crash the process
 
 
 def test_two_of_three_at_once_and_resuming(tmp_path: Path) -> None:

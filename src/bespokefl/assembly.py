@@ -96,7 +96,10 @@ def _settings(experiment: Experiment) -> Document:
 
 
 class Kit(NamedTuple):
-    """What the seeds of one algorithm share: an engine keeps what it traced for this very task and algorithm."""
+    """What the seeds of one algorithm share: an engine keeps what it traced for this very task and algorithm.
+
+    The task is on the engine's device: seeds that run at the same time cannot all move it.
+    """
 
     task: Task
     algorithm: Algorithm
@@ -104,8 +107,9 @@ class Kit(NamedTuple):
 
 
 def make_kit(experiment: Experiment, choice: AlgorithmChoice, data: FederatedData) -> Kit:
-    task = make_task(experiment, experiment.seeds[0], data)
-    return Kit(task, make_algorithm(experiment, choice), make_engine(experiment))
+    engine = make_engine(experiment)
+    task = make_task(experiment, experiment.seeds[0], data).to(engine.device)
+    return Kit(task, make_algorithm(experiment, choice), engine)
 
 
 def make_federation(experiment: Experiment, kit: Kit, seed: int, data: FederatedData) -> Federation:

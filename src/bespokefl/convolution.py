@@ -3,7 +3,9 @@
 ``vmap`` turns a stack of convolutions into one grouped convolution. For few input channels that is slow on a GPU: its
 groups are too thin for the hardware. There the patches are laid out as rows (im2col) and all clients' products are one
 batched matrix product; with many channels the grouped convolution stays, in the channels-last layout. In between it
-depends: the layout pays where a gradient of the weights is wanted, too, which takes the same rows.
+depends: the layout pays where a gradient of the weights is wanted, too, which takes the same rows. Kernels of one pixel
+are products of pixels in any case, and in bfloat16 so is a weight's gradient of very many channels, for which cuDNN has
+no kernel worth the name (docs/benchmarks.md).
 
 A convolution is bilinear, so its derivatives and theirs are three functions that call each other: the result from
 (input, weight), the input's gradient from (result's gradient, weight), the weight's from (input, result's gradient).
@@ -17,6 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 VERY_FEW_CHANNELS, FEW_CHANNELS = 16, 64  # below: patches as rows in any case; where they serve a gradient, too
+VERY_MANY_CHANNELS = 256  # from here on patches as rows for a weight's gradient in bfloat16
 ROW_MULTIPLE = 8  # of the numbers in a row, for products on tensor cores
 SPLIT_ROWS = 4096  # of the sum over patches in a weight's gradient: a client's few outputs leave most of a GPU idle
 
@@ -30,6 +33,11 @@ class Geometry(NamedTuple):
     stride: Pair
     padding: Pair
     differentiated: bool = True  # whether a gradient of the weights will be asked for
+
+    @property
+    def of_pixels(self) -> bool:
+        """Whether every pixel of the result is a product of one pixel of the input."""
+        return self.kernel == (1, 1) and self.padding == (0, 0)
 
     def output(self, size: Sequence[int]) -> Pair:
         """Height and width of the result for an input of ``size``."""
@@ -163,7 +171,7 @@ def _backward(grad: Tensor, x: Tensor, w: Tensor, geometry: Geometry, groups: in
 def stacked(x: Tensor, w: Tensor, geometry: Geometry) -> Tensor:
     """(N, B, C, H, W) with (N, O, C, kh, kw) gives (N, B, O, H', W')."""
     n, b, channels = x.shape[:3]
-    if channels >= (FEW_CHANNELS if geometry.differentiated else VERY_FEW_CHANNELS):
+    if channels >= (FEW_CHANNELS if geometry.differentiated else VERY_FEW_CHANNELS) and not geometry.of_pixels:
         return channels_as_clients(_plain(clients_as_channels(x), _grouped_weight(w), geometry, n), n)
     product = _patches(x, geometry) @ w.permute(0, 3, 4, 2, 1).flatten(1, 3)
     return torch.unflatten(product, 1, (b, *geometry.output(x.shape[-2:]))).movedim(-1, 2)
@@ -187,13 +195,18 @@ def on_the_same_data(x: Tensor, w: Tensor, geometry: Geometry) -> Tensor:
 def stacked_input_grad(grad: Tensor, w: Tensor, size: Pair, geometry: Geometry) -> Tensor:
     """(N, B, O, H', W') with (N, O, C, kh, kw) gives (N, B, C, H, W)."""
     n = len(w)
+    if geometry.of_pixels:
+        pixels = grad.movedim(2, -1)
+        product = pixels.flatten(1, 3) @ w.flatten(2)
+        return _spread(torch.unflatten(product, 1, pixels.shape[1:4]), size, geometry.stride).movedim(-1, 2)
     return channels_as_clients(_plain_input_grad(clients_as_channels(grad), _grouped_weight(w), size, geometry, n), n)
 
 
 def stacked_weight_grad(x: Tensor, grad: Tensor, geometry: Geometry) -> Tensor:
     """(N, B, C, H, W) with (N, B, O, H', W') gives (N, O, C, kh, kw)."""
     n, b, channels = x.shape[:3]
-    if channels >= FEW_CHANNELS:
+    unsuited = x.dtype == torch.bfloat16 and channels >= VERY_MANY_CHANNELS
+    if channels >= FEW_CHANNELS and not geometry.of_pixels and not unsuited:
         return torch.unflatten(
             _plain_weight_grad(clients_as_channels(x), clients_as_channels(grad), geometry, n), 0, (n, -1)
         )
@@ -211,6 +224,15 @@ def _patches(x: Tensor, geometry: Geometry) -> Tensor:
     if ph or pw:
         x = F.pad(x, (0, 0, pw, pw, ph, ph))
     return x.unfold(2, kh, sh).unfold(3, kw, sw).permute(0, 1, 2, 3, 5, 6, 4).flatten(4, 6).flatten(1, 3)
+
+
+def _spread(x: Tensor, size: Pair, stride: Pair) -> Tensor:
+    """(N, B, H', W', C) as (N, B, H, W, C), ``stride`` apart, with zeros between."""
+    if stride == (1, 1):
+        return x
+    (high, wide), (sh, sw) = size, stride
+    x = F.pad(x[:, :, :, None, :, None], (0, 0, 0, sw - 1, 0, 0, 0, sh - 1)).flatten(2, 3).flatten(3, 4)
+    return x[:, :, :high, :wide]  # of a side that the stride does not divide there are too many
 
 
 def clients_as_channels(x: Tensor) -> Tensor:

@@ -121,16 +121,23 @@ class Task:
             _join(k, n) for k, m in net.named_modules() if isinstance(m, norms) for n in _float_tensors(m)
         ]
         self._nets = {train: _Net(net, train=train) for train in (True, False)}
+        self._device: torch.device | None = None  # where `to` brought it
 
     def params(self, x: Model) -> Model:
         """The trainable part of a model."""
         return pick(x, self.names)
 
     def to(self, device: torch.device | str) -> "Task":
-        """Moves what the module holds beside its tree (constants, integer buffers)."""
-        self.initial = {k: v.to(device) for k, v in self.initial.items()}
-        for net in self._nets.values():
-            net.module.to(device)
+        """Moves what the module holds beside its tree (constants, integer buffers).
+
+        A task that is there already is not touched: runs that share it may come here at the same time.
+        """
+        device = torch.device(device)
+        if device != self._device:
+            self.initial = {k: v.to(device) for k, v in self.initial.items()}
+            for net in self._nets.values():
+                net.module.to(device)
+            self._device = device
         return self
 
     def names_from(self, layer: str) -> list[str]:
