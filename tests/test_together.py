@@ -9,8 +9,10 @@ import pytest
 import torch
 from torch import nn
 
+from bespokefl.assembly import load_data
 from bespokefl.config_file import parse_experiment
-from bespokefl.experiment import Outcome, run_experiment
+from bespokefl.experiment import Outcome, run_experiment, run_seeds
+from bespokefl.interrupts import StopRequest
 from bespokefl.progress import Line, SideBySide
 from bespokefl.results.files import StoredRun, read_runs
 
@@ -87,7 +89,9 @@ def test_what_runs_share_is_moved_before_they_start(tmp_path: Path, monkeypatch:
         return move(module, to)
 
     monkeypatch.setattr(nn.Module, "to", noted)
-    run(tmp_path, 3, algorithms=["fedavg"])
+    experiment = parse_experiment(DOCUMENT | {"engine": {"together": 3}})
+    data = {seed: load_data(experiment, seed) for seed in experiment.seeds}
+    assert run_seeds(experiment, tmp_path, "fedavg", data, [Heard() for _ in data], StopRequest()) == [True] * 3
     assert movers == {threading.current_thread()}  # a module that several threads move at once may crash the process
 
 
