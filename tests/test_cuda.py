@@ -12,6 +12,7 @@ from bespokefl.algorithms import ALGORITHMS, build_algorithm
 from bespokefl.data import FederatedData
 from bespokefl.engines import Engine, Sequential, Vectorized, steppers
 from bespokefl.engines.together import Together
+from bespokefl.experiment import side_by_side
 from bespokefl.federation import Federation
 from bespokefl.task import Task
 
@@ -81,6 +82,21 @@ def test_captured_steps_are_bit_equal(name: str, monkeypatch: pytest.MonkeyPatch
     captured = federate(name, engine := Vectorized("cuda"), rounds=5, fixed=True)
     assert torch.equal(weights(captured), weights(eager))
     assert engine._steppers.release(), "nothing was captured"
+
+
+@pytest.mark.parametrize("name", ["fedavg", "apfl", "lg-mix"])
+def test_a_run_leaves_no_memory_behind(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steppers, "CALLS_BEFORE_CAPTURE", 1)
+
+    def allocated() -> int:
+        """After a run on an engine that is still there, as those of an experiment's methods are."""
+        engines.append(Vectorized("cuda"))
+        side_by_side(engines[-1], [lambda engine: federate(name, engine, rounds=3).rounds_done])
+        return torch.cuda.memory_allocated()
+
+    engines: list[Engine] = []
+    once = allocated()  # what libraries keep for good
+    assert allocated() <= once
 
 
 def test_compiled_equals_eager() -> None:

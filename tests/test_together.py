@@ -7,11 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.engines.seats import Counting
 from torch import nn
 
 from bespokefl.assembly import load_data
 from bespokefl.config_file import parse_experiment
-from bespokefl.experiment import Outcome, run_experiment, run_seeds
+from bespokefl.engines import Engine, Sequential
+from bespokefl.experiment import Outcome, run_experiment, run_seeds, side_by_side
 from bespokefl.interrupts import StopRequest
 from bespokefl.progress import Line, SideBySide
 from bespokefl.results.files import StoredRun, read_runs
@@ -93,6 +95,20 @@ def test_what_runs_share_is_moved_before_they_start(tmp_path: Path, monkeypatch:
     data = {seed: load_data(experiment, seed) for seed in experiment.seeds}
     assert run_seeds(experiment, tmp_path, "fedavg", data, [Heard() for _ in data], StopRequest()) == [True] * 3
     assert movers == {threading.current_thread()}  # a module that several threads move at once may crash the process
+
+
+@pytest.mark.parametrize("runs", [1, 2])
+def test_an_engine_gives_its_memory_back_when_runs_end_or_fail(runs: int) -> None:
+    engine = Counting(Sequential())
+
+    def fails(own: Engine) -> None:
+        raise ValueError("out of something")
+
+    assert side_by_side(engine, [lambda own: own.name] * runs) == ["sequential"] * runs
+    assert engine.released == 1
+    with pytest.raises(ValueError, match="something"):
+        side_by_side(engine, [fails] * runs)
+    assert engine.released == 2
 
 
 def test_two_of_three_at_once_and_resuming(tmp_path: Path) -> None:

@@ -121,8 +121,13 @@ def side_by_side(
 
     If some of them raise, the others go on; then the first error is raised, an interruption only if there is no other.
     """
-    if len(runs) == 1:
-        return [runs[0](engine)]
+    try:
+        return [runs[0](engine)] if len(runs) == 1 else _seated(engine, runs, variants)
+    finally:
+        engine.release()
+
+
+def _seated(engine: Engine, runs: Sequence[Callable[[Engine], Result]], variants: Variants | None) -> list[Result]:
     seats = Together(engine, len(runs), variants).seats
 
     def seated(k: int) -> Result:

@@ -73,6 +73,7 @@ class Counting:
     def __init__(self, engine: Engine) -> None:
         self.engine, self.name, self.device = engine, engine.name, engine.device
         self.jobs: list[int] = []
+        self.released = 0
 
     def run(self, job: Job) -> Result:
         self.jobs.append(len(job.clients))
@@ -83,3 +84,7 @@ class Counting:
 
     def adopt(self, plan: Any) -> None:
         self.engine.adopt(plan)
+
+    def release(self) -> None:
+        self.released += 1
+        self.engine.release()

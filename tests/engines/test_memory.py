@@ -5,7 +5,8 @@ import os
 import pytest
 import torch
 
-from bespokefl.engines.memory import free_bytes, peak_bytes, share_card
+from bespokefl.engines.memory import card_bytes, free_bytes, peak_bytes, share_card
+from bespokefl.engines.steppers import _is_light
 
 CPU = torch.device("cpu")
 
@@ -53,3 +54,14 @@ def test_the_part_of_a_card_bounds_what_is_free(monkeypatch: pytest.MonkeyPatch)
     assert free_bytes(torch.device("cuda", 0)) == 750
     monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda device: 0.25)
     assert free_bytes(torch.device("cuda", 0)) == 150  # a quarter of 1000, of which 100 are taken
+    assert card_bytes(torch.device("cuda", 0)) == 250
+
+
+def test_only_what_is_light_for_this_process_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (700, 1000))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    for fraction, light in ((1.0, 100), (0.5, 50)):
+        monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda device, part=fraction: part)
+        inputs = [torch.zeros(light - 40, dtype=torch.uint8), torch.zeros(40, dtype=torch.uint8)]
+        assert _is_light(inputs)
+        assert not _is_light([*inputs, torch.zeros(1, dtype=torch.uint8)])

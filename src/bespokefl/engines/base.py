@@ -124,6 +124,9 @@ class Engine(Protocol):
     def adopt(self, plan: Mapping[str, Any]) -> None:
         """Takes over decisions of an earlier process, so that a resumed run computes the same bits."""
 
+    def release(self) -> None:
+        """Gives memory back that it keeps only to be quicker; for when a run is over and others want the device."""
+
 
 def as_tensors(tree: Tree, dtype: torch.dtype, device: torch.device) -> Tree:
     """Numbers that a program returned become tensors."""

@@ -11,17 +11,23 @@ import torch
 def free_bytes(device: torch.device) -> int:
     """Memory that a run may still take on the device."""
     if device.type == "cuda":
-        free, total = torch.cuda.mem_get_info(device)
+        free = torch.cuda.mem_get_info(device)[0]
         allocated = torch.cuda.memory_allocated(device)
         cached = torch.cuda.memory_reserved(device) - allocated
-        index = torch.cuda.current_device() if device.index is None else device.index
-        fraction = getattr(torch.cuda, "get_per_process_memory_fraction", lambda _: 1.0)(index)  # newer torch has it
-        return max(min(int(free + cached), int(total * fraction) - allocated), 0)
+        return max(min(int(free + cached), card_bytes(device) - allocated), 0)
     limits = [_available_ram()]
     cgroup = Path("/sys/fs/cgroup")
     with contextlib.suppress(OSError, ValueError):  # inside a container the group's limit counts
         limits.append(int((cgroup / "memory.max").read_text()) - int((cgroup / "memory.current").read_text()))
     return max(min(limits), 0)
+
+
+def card_bytes(device: torch.device) -> int:
+    """Memory of the GPU, or this process's part of it."""
+    total = torch.cuda.mem_get_info(device)[1]
+    index = torch.cuda.current_device() if device.index is None else device.index
+    fraction = getattr(torch.cuda, "get_per_process_memory_fraction", lambda _: 1.0)(index)  # newer torch has it
+    return int(total * fraction)
 
 
 def share_card(processes: int) -> None:

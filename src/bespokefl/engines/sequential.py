@@ -59,3 +59,6 @@ class Sequential:
 
     def adopt(self, plan: Mapping[str, Any]) -> None:
         """Nothing to take over."""
+
+    def release(self) -> None:
+        """It keeps nothing."""

@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from bespokefl.engines.graphs import Graph
+from bespokefl.engines.memory import card_bytes
 
 CALLS_BEFORE_CAPTURE = 24  # capturing costs as much as some dozens of steps
-SHARE_OF_MEMORY = 0.1  # of the card, at most, for what one captured graph keeps
+SHARE_OF_MEMORY = 0.1  # of what this process may take, at most, for what one captured graph keeps
 
 
 class Eager:
@@ -86,5 +87,4 @@ class Steppers:
 
 
 def _is_light(inputs: Sequence[Tensor]) -> bool:
-    total = torch.cuda.get_device_properties(inputs[0].device).total_memory
-    return sum(v.nbytes for v in inputs) <= SHARE_OF_MEMORY * total
+    return sum(v.nbytes for v in inputs) <= SHARE_OF_MEMORY * card_bytes(inputs[0].device)

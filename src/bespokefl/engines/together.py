@@ -161,6 +161,9 @@ class Seat:
     def adopt(self, plan: Mapping[str, Any]) -> None:
         self._together.engine.adopt(plan)
 
+    def release(self) -> None:
+        """The others still use what the engine keeps."""
+
 
 def join(
     jobs: Sequence[Job], data: Resident, offsets: tuple[int, ...], variant: Variant, device: torch.device

@@ -5,6 +5,7 @@ core is better for middling models (each core works in its own cache), and one c
 stacking only slows down. The choice is a fixed rule of model and device: a timed one could change the bits of a run.
 """
 
+import gc
 import os
 import warnings
 from collections.abc import Mapping
@@ -80,6 +81,12 @@ class Vectorized:
         self._budget.adopt(plan["memory"])
         self.compile = bool(plan["compiled"])
         self._cores = int(plan["lanes"])
+
+    def release(self) -> None:
+        if self.device.type == "cuda":
+            self._steppers.release()
+            gc.collect()  # what a run leaves refers to itself, a failed one's frames too: without this it would stay
+            torch.cuda.empty_cache()
 
     def layout(self, task: Task) -> Layout:
         """Lanes and stack for a model on this device."""
