@@ -214,6 +214,26 @@ def test_only(
     assert "seeds = [3] instead of [0, 1]" in " ".join(result.output.split())
 
 
+def test_what_is_set_need_not_suit_settings_that_were_not_asked_for(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(here)
+    (here / "experiments" / "models.toml").write_text(
+        TABLE[: TABLE.index("[[paper.data]]")]
+        + '[[setting]]\nname = "line"\nmodel.name = "linear"\n[[setting]]\nname = "net"\nmodel.name = "mlp"\n'
+    )
+    asked = ["--seed", 0, "--jobs", 1, "--set", "model.hidden=[4]"]
+    for number, pattern in enumerate(("net", "net/fed*", "n*/fedavg")):
+        out = tmp_path / str(number)
+        result = bespoke("reproduce", "models", "--out", out, "--only", pattern, *asked)
+        assert result.exit_code == 0, result.output
+        assert [path.name for path in out.iterdir() if path.is_dir()] == ["net"]
+        assert (out / "net" / "fedavg" / "seed-0" / "summary.json").is_file()
+    for pattern in ("fedavg", "line/fedavg"):
+        result = bespoke("reproduce", "models", "--out", tmp_path / "x", "--only", pattern, *asked)
+        assert result.exit_code == 2 and "model.hidden" in result.output
+
+
 def test_a_pattern_that_matches_nothing(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(here)
     result = bespoke("reproduce", "table", "--only", "first/fedavgg")

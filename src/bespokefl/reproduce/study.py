@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from bespokefl.config import DataNote, Experiment, Part
-from bespokefl.config_file import read_parts
+from bespokefl.config_file import SETTING, read_parts
 from bespokefl.data import SOURCES
 from bespokefl.data.sources.base import FilesMissing
 from bespokefl.errors import InputError
@@ -76,7 +76,7 @@ def _choose(request: Request) -> list[_Setting]:
     as_in_paper = {part.name: part.experiment for part in read_parts(request.file)}
     found: list[_Setting] = []
     matched: set[str] = set()
-    for part in read_parts(request.file, request.settings, request.scale):
+    for part in _asked_for(request, list(as_in_paper)):
         measures.check(part.experiment.paper.metrics)
         part = replace(part, experiment=_with_data(part.experiment, request.data))
         picked = []
@@ -96,6 +96,24 @@ def _choose(request: Request) -> list[_Setting]:
             there = f"settings: {', '.join(names)}; " if names else ""
             raise InputError(f"--only {pattern} matches nothing. There are {there}methods: {', '.join(labels)}.")
     return found
+
+
+def _asked_for(request: Request, names: Sequence[str]) -> Iterator[Part]:
+    """The settings that ``only`` may mean; what the command line sets need not suit the others."""
+    chosen = dict(request.settings).get(SETTING)
+    if chosen is not None or names == [""]:
+        yield from read_parts(request.file, request.settings, request.scale)
+        return
+    for name in names:
+        if not request.only or any(_may_mean(pattern, name, names) for pattern in request.only):
+            yield from read_parts(request.file, [*request.settings, (SETTING, name)], request.scale)
+
+
+def _may_mean(pattern: str, setting: str, names: Sequence[str]) -> bool:
+    """Whether a pattern can match something in a setting; without a slash and no setting's name, it is a method's."""
+    of_setting, slash, _ = pattern.partition("/")
+    known = slash or any(fnmatch.fnmatchcase(name, pattern) for name in names)
+    return fnmatch.fnmatchcase(setting, of_setting) or not known
 
 
 def _matches(pattern: str, setting: str, label: str) -> bool:
