@@ -19,7 +19,7 @@ from torch import Tensor
 
 from bespokefl import convolution
 from bespokefl.bench import BATCH
-from bespokefl.convolution import Geometry, channels_as_clients, clients_as_channels
+from bespokefl.convolution import Geometry, stacked_by_rows
 
 LAYERS = {  # of a ResNet-18: input channels, output channels, side of the input, kernel, stride
     "stem": (3, 64, 32, 3, 1),
@@ -36,7 +36,7 @@ LAYERS = {  # of a ResNet-18: input channels, output channels, side of the input
 }
 RESULTS = ("result", "input's gradient", "weight's gradient")
 CALLS, REPEATS = 3, 5
-Way = Callable[[Tensor, Tensor, Geometry, tuple[int, int]], Tensor]  # of the two tensors that it takes
+Way = Callable[[], Tensor]
 
 
 def main(
@@ -49,45 +49,53 @@ def main(
         for heading in ("convolution", *RESULTS):
             shown.add_column(heading, justify="left" if heading == "convolution" else "right")
         for name, layer in LAYERS.items():
-            shown.add_row(name, *(_times(tensors, ways) for tensors, ways in _work(layer, clients, dtype, device)))
+            shown.add_row(name, *map(_times, _work(layer, clients, dtype, device)))
         Console().print(shown)
 
 
-def _work(
-    layer: tuple[int, ...], clients: int, dtype: torch.dtype, device: str
-) -> list[tuple[tuple[Tensor, Tensor, Geometry, tuple[int, int]], tuple[Way, ...]]]:
-    """What each of the results is made from, and how."""
+def _work(layer: tuple[int, ...], clients: int, dtype: torch.dtype, device: str) -> list[tuple[Way, ...]]:
+    """The ways to each of the results."""
     channels, out, side, kernel, stride = layer
     geometry = Geometry((kernel, kernel), (stride, stride), (kernel // 2, kernel // 2))
-    smaller = geometry.output((side, side))[0]
+    size = (side, side)
 
     def images(channels: int, side: int) -> Tensor:
         """As engines hold them: the clients' channels side by side, last in memory."""
         lying = torch.randn(BATCH, side, side, clients, channels, device=device, dtype=dtype)
         return lying.permute(3, 0, 4, 1, 2)
 
-    x, grad = images(channels, side), images(out, smaller)
+    x, grad = images(channels, side), images(out, geometry.output(size)[0])
     w = torch.randn(clients, out, channels, kernel, kernel, device=device, dtype=dtype)
-    by_rows = (_input_grad_by_rows,) if stride == 1 else ()
+    turned = (lambda: _input_grad_by_rows(grad, w, geometry),) if stride == 1 else ()
     return [
-        ((x, w, geometry, (side, side)), (_grouped, _one_by_one, _by_rows)),
-        ((grad, w, geometry, (side, side)), (_input_grad_grouped, _input_grad_one_by_one, *by_rows)),
-        ((x, grad, geometry, (side, side)), (_weight_grad_grouped, _weight_grad_one_by_one, _weight_grad_by_rows)),
+        (
+            lambda: convolution.stacked_grouped(x, w, geometry),
+            lambda: _one_by_one(x, w, geometry),
+            lambda: stacked_by_rows(x, w, geometry),
+        ),
+        (
+            lambda: convolution.stacked_input_grad_grouped(grad, w, size, geometry),
+            lambda: _input_grad_one_by_one(grad, w, geometry, size),
+            *turned,
+        ),
+        (
+            lambda: convolution.stacked_weight_grad_grouped(x, grad, geometry),
+            lambda: _weight_grad_one_by_one(x, grad, geometry),
+            lambda: convolution.stacked_weight_grad_by_rows(x, grad, geometry),
+        ),
     ]
 
 
-def _times(args: tuple[Tensor, Tensor, Geometry, tuple[int, int]], ways: tuple[Way, ...]) -> str:
-    expected = ways[0](*args)
-    for way in ways:
-        off = (way(*args).float() - expected.float()).abs().max() / expected.float().abs().max()
+def _times(ways: tuple[Way, ...]) -> str:
+    expected = ways[0]().float()
+    for way in ways[1:]:
+        off = (way().float() - expected).abs().max() / expected.abs().max()
         if off > 0.02:
-            raise RuntimeError(f"{way.__name__} is off by {float(off):.2g} of the largest value")
-    if not expected.is_cuda:
-        return "equal"
-    return " / ".join(f"{_milliseconds(lambda way=way: way(*args)):.3f}" for way in ways)
+            raise RuntimeError(f"two ways differ by {float(off):.2g} of the largest value")
+    return " / ".join(f"{_milliseconds(way):.3f}" for way in ways) if expected.is_cuda else "equal"
 
 
-def _milliseconds(work: Callable[[], Tensor]) -> float:
+def _milliseconds(work: Way) -> float:
     """The least of some repeats."""
     work()
     graph = torch.cuda.CUDAGraph()
@@ -105,27 +113,8 @@ def _milliseconds(work: Callable[[], Tensor]) -> float:
     return min(found)
 
 
-# one grouped convolution ------------------------------------------------------------------------------
-def _grouped(x: Tensor, w: Tensor, geometry: Geometry, size: tuple[int, int]) -> Tensor:
-    n = len(w)
-    found = convolution._plain(clients_as_channels(x), convolution._grouped_weight(w), geometry, n)
-    return channels_as_clients(found, n)
-
-
-def _input_grad_grouped(grad: Tensor, w: Tensor, geometry: Geometry, size: tuple[int, int]) -> Tensor:
-    n = len(w)
-    weight = convolution._grouped_weight(w)
-    return channels_as_clients(convolution._plain_input_grad(clients_as_channels(grad), weight, size, geometry, n), n)
-
-
-def _weight_grad_grouped(x: Tensor, grad: Tensor, geometry: Geometry, size: tuple[int, int]) -> Tensor:
-    n = len(x)
-    found = convolution._plain_weight_grad(clients_as_channels(x), clients_as_channels(grad), geometry, n)
-    return torch.unflatten(found, 0, (n, -1))
-
-
 # client by client -------------------------------------------------------------------------------------
-def _one_by_one(x: Tensor, w: Tensor, geometry: Geometry, size: tuple[int, int]) -> Tensor:
+def _one_by_one(x: Tensor, w: Tensor, geometry: Geometry) -> Tensor:
     return _side_by_side([convolution._plain(_last(a), _last(b), geometry) for a, b in zip(x, w, strict=True)])
 
 
@@ -134,7 +123,7 @@ def _input_grad_one_by_one(grad: Tensor, w: Tensor, geometry: Geometry, size: tu
     return _side_by_side([convolution._plain_input_grad(_last(a), _last(b), size, geometry) for a, b in pairs])
 
 
-def _weight_grad_one_by_one(x: Tensor, grad: Tensor, geometry: Geometry, size: tuple[int, int]) -> Tensor:
+def _weight_grad_one_by_one(x: Tensor, grad: Tensor, geometry: Geometry) -> Tensor:
     pairs = zip(x, grad, strict=True)
     return torch.stack([convolution._plain_weight_grad(_last(a), _last(b), geometry) for a, b in pairs])
 
@@ -147,22 +136,10 @@ def _side_by_side(parts: list[Tensor]) -> Tensor:
     return torch.stack([part.permute(0, 2, 3, 1) for part in parts], 3).permute(3, 0, 4, 1, 2)
 
 
-# patches as rows --------------------------------------------------------------------------------------
-def _by_rows(x: Tensor, w: Tensor, geometry: Geometry, size: tuple[int, int]) -> Tensor:
-    product = convolution._patches(x, geometry) @ w.permute(0, 3, 4, 2, 1).flatten(1, 3)
-    return torch.unflatten(product, 1, (x.shape[1], *geometry.output(x.shape[-2:]))).movedim(-1, 2)
-
-
-def _input_grad_by_rows(grad: Tensor, w: Tensor, geometry: Geometry, size: tuple[int, int]) -> Tensor:
+def _input_grad_by_rows(grad: Tensor, w: Tensor, geometry: Geometry) -> Tensor:
     """Of stride 1 it is a convolution with the kernels turned round."""
     padding = tuple(k - 1 - p for k, p in zip(geometry.kernel, geometry.padding, strict=True))
-    turned = w.flip(-1, -2).transpose(1, 2)
-    return _by_rows(grad, turned, geometry._replace(padding=padding), size)
-
-
-def _weight_grad_by_rows(x: Tensor, grad: Tensor, geometry: Geometry, size: tuple[int, int]) -> Tensor:
-    product = convolution._patches(x, geometry).mT @ grad.movedim(2, -1).flatten(1, 3)
-    return torch.unflatten(product, 1, (*geometry.kernel, x.shape[2])).permute(0, 4, 3, 1, 2)
+    return stacked_by_rows(grad, w.flip(-1, -2).transpose(1, 2), geometry._replace(padding=padding))
 
 
 if __name__ == "__main__":

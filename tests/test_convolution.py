@@ -117,6 +117,23 @@ def test_very_many_channels_in_bfloat16(geometry: Geometry) -> None:
         torch.testing.assert_close(a.double(), b, rtol=0, atol=0.02 * float(b.abs().max()))
 
 
+def test_what_is_never_left_to_a_grouped_convolution(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where cuDNN has no kernel for groups that is worth it: one pixel, and weights of very many bfloat16 channels."""
+
+    def refuse(*_: object) -> Tensor:
+        raise AssertionError("a grouped convolution")
+
+    for name in ("stacked_grouped", "stacked_input_grad_grouped", "stacked_weight_grad_grouped"):
+        monkeypatch.setattr(convolution, name, refuse)
+    x, w = tensors(FEW_CHANNELS + 1, (1, 1))
+    vmap(grad(cubes(both(GEOMETRIES[4])[0]), (0, 1)))(x, w)
+    x, w = tensors(VERY_MANY_CHANNELS, (3, 3))
+    result = torch.randn(CLIENTS, BATCH, OUT, 5, 4, dtype=torch.bfloat16)
+    convolution.stacked_weight_grad(x.bfloat16(), result, GEOMETRIES[1])
+    with pytest.raises(AssertionError, match="grouped"):
+        convolution.stacked_weight_grad(x, result.double(), GEOMETRIES[1])
+
+
 def test_a_long_sum_over_patches_is_split(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(convolution, "SPLIT_ROWS", 16)
     x, w = tensors(3, (3, 3))

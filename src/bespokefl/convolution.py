@@ -170,11 +170,9 @@ def _backward(grad: Tensor, x: Tensor, w: Tensor, geometry: Geometry, groups: in
 # many clients, on a leading axis ----------------------------------------------------------------------
 def stacked(x: Tensor, w: Tensor, geometry: Geometry) -> Tensor:
     """(N, B, C, H, W) with (N, O, C, kh, kw) gives (N, B, O, H', W')."""
-    n, b, channels = x.shape[:3]
-    if channels >= (FEW_CHANNELS if geometry.differentiated else VERY_FEW_CHANNELS) and not geometry.of_pixels:
-        return channels_as_clients(_plain(clients_as_channels(x), _grouped_weight(w), geometry, n), n)
-    product = _patches(x, geometry) @ w.permute(0, 3, 4, 2, 1).flatten(1, 3)
-    return torch.unflatten(product, 1, (b, *geometry.output(x.shape[-2:]))).movedim(-1, 2)
+    few = FEW_CHANNELS if geometry.differentiated else VERY_FEW_CHANNELS
+    by_rows = x.shape[2] < few or geometry.of_pixels
+    return stacked_by_rows(x, w, geometry) if by_rows else stacked_grouped(x, w, geometry)
 
 
 def on_the_same_data(x: Tensor, w: Tensor, geometry: Geometry) -> Tensor:
@@ -194,22 +192,47 @@ def on_the_same_data(x: Tensor, w: Tensor, geometry: Geometry) -> Tensor:
 
 def stacked_input_grad(grad: Tensor, w: Tensor, size: Pair, geometry: Geometry) -> Tensor:
     """(N, B, O, H', W') with (N, O, C, kh, kw) gives (N, B, C, H, W)."""
-    n = len(w)
-    if geometry.of_pixels:
-        pixels = grad.movedim(2, -1)
-        product = pixels.flatten(1, 3) @ w.flatten(2)
-        return _spread(torch.unflatten(product, 1, pixels.shape[1:4]), size, geometry.stride).movedim(-1, 2)
-    return channels_as_clients(_plain_input_grad(clients_as_channels(grad), _grouped_weight(w), size, geometry, n), n)
+    if not geometry.of_pixels:
+        return stacked_input_grad_grouped(grad, w, size, geometry)
+    pixels = grad.movedim(2, -1)
+    product = pixels.flatten(1, 3) @ w.flatten(2)
+    return _spread(torch.unflatten(product, 1, pixels.shape[1:4]), size, geometry.stride).movedim(-1, 2)
 
 
 def stacked_weight_grad(x: Tensor, grad: Tensor, geometry: Geometry) -> Tensor:
     """(N, B, C, H, W) with (N, B, O, H', W') gives (N, O, C, kh, kw)."""
-    n, b, channels = x.shape[:3]
+    channels = x.shape[2]
     unsuited = x.dtype == torch.bfloat16 and channels >= VERY_MANY_CHANNELS
-    if channels >= FEW_CHANNELS and not geometry.of_pixels and not unsuited:
-        return torch.unflatten(
-            _plain_weight_grad(clients_as_channels(x), clients_as_channels(grad), geometry, n), 0, (n, -1)
-        )
+    by_rows = channels < FEW_CHANNELS or geometry.of_pixels or unsuited
+    return stacked_weight_grad_by_rows(x, grad, geometry) if by_rows else stacked_weight_grad_grouped(x, grad, geometry)
+
+
+# one grouped convolution
+def stacked_grouped(x: Tensor, w: Tensor, geometry: Geometry) -> Tensor:
+    n = len(w)
+    return channels_as_clients(_plain(clients_as_channels(x), _grouped_weight(w), geometry, n), n)
+
+
+def stacked_input_grad_grouped(grad: Tensor, w: Tensor, size: Pair, geometry: Geometry) -> Tensor:
+    n = len(w)
+    return channels_as_clients(_plain_input_grad(clients_as_channels(grad), _grouped_weight(w), size, geometry, n), n)
+
+
+def stacked_weight_grad_grouped(x: Tensor, grad: Tensor, geometry: Geometry) -> Tensor:
+    n = len(x)
+    return torch.unflatten(
+        _plain_weight_grad(clients_as_channels(x), clients_as_channels(grad), geometry, n), 0, (n, -1)
+    )
+
+
+# products with patches
+def stacked_by_rows(x: Tensor, w: Tensor, geometry: Geometry) -> Tensor:
+    product = _patches(x, geometry) @ w.permute(0, 3, 4, 2, 1).flatten(1, 3)
+    return torch.unflatten(product, 1, (x.shape[1], *geometry.output(x.shape[-2:]))).movedim(-1, 2)
+
+
+def stacked_weight_grad_by_rows(x: Tensor, grad: Tensor, geometry: Geometry) -> Tensor:
+    n, b, channels = x.shape[:3]
     rows, patches = grad.movedim(2, -1).flatten(1, 3), _patches(x, geometry)
     parts = _divisor(b, patches.shape[1] // SPLIT_ROWS)
     split: Callable[[Tensor], Tensor] = lambda v: torch.unflatten(v, 1, (parts, -1)).flatten(0, 1)  # noqa: E731
