@@ -43,6 +43,8 @@ def main(
     clients: Annotated[int, typer.Option(help="Clients, each with weights of its own.")] = 10,
     device: Annotated[str, typer.Option(help="cuda; on a CPU the ways are only compared, not timed.")] = "cuda",
 ) -> None:
+    if device == "cuda" and not torch.cuda.is_available():
+        raise typer.BadParameter("there is no GPU here; --device cpu compares the ways without timing them")
     torch.set_float32_matmul_precision("high")  # TF32, as engines have it
     for dtype in (torch.float32, torch.bfloat16):
         shown = Table(title=f"{clients} clients x {BATCH} images, {str(dtype)[6:]}, ms: grouped / one by one / rows")
