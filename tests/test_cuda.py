@@ -27,12 +27,12 @@ SIZES = (5, 12, 23, 2, 40, 17, 9)
 
 
 class Net(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, width: int = 4) -> None:
         super().__init__()
         self.body = nn.Sequential(
-            nn.Conv2d(2, 4, 3), nn.MaxPool2d(2), nn.ReLU(), nn.BatchNorm2d(4), nn.Dropout(0.2), nn.Flatten()
+            nn.Conv2d(2, width, 3), nn.MaxPool2d(2), nn.ReLU(), nn.BatchNorm2d(width), nn.Dropout(0.2), nn.Flatten()
         )
-        self.head = nn.Linear(16, 3)
+        self.head = nn.Linear(4 * width, 3)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         out: torch.Tensor = self.head(self.body(x))
@@ -40,7 +40,13 @@ class Net(nn.Module):
 
 
 def federate(
-    name: str, engine: Engine, dtype: torch.dtype = torch.float64, rounds: int = 2, fixed: bool = False, **task: Any
+    name: str,
+    engine: Engine,
+    dtype: torch.dtype = torch.float64,
+    rounds: int = 2,
+    fixed: bool = False,
+    width: int = 4,
+    **task: Any,
 ) -> Federation:
     """After some rounds of five clients, always the same ones if ``fixed``."""
     rng = np.random.default_rng(0)
@@ -55,7 +61,7 @@ def federate(
     )
     torch.manual_seed(1)
     algorithm = build_algorithm(name, {"lr": 0.05, "momentum": 0.9, "local_epochs": 2, "batch_size": 8})
-    federation = Federation(Task(Net(), dtype=dtype, **task), data, algorithm, engine=engine, clients_per_round=5)
+    federation = Federation(Task(Net(width), dtype=dtype, **task), data, algorithm, engine=engine, clients_per_round=5)
     for _ in range(rounds):
         federation.round(range(5) if fixed else None)
     return federation
@@ -87,16 +93,25 @@ def test_captured_steps_are_bit_equal(name: str, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("name", ["fedavg", "apfl", "lg-mix"])
 def test_a_run_leaves_no_memory_behind(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(steppers, "CALLS_BEFORE_CAPTURE", 1)
-
-    def allocated() -> int:
-        """After a run on an engine that is still there, as those of an experiment's methods are."""
-        engines.append(Vectorized("cuda"))
-        side_by_side(engines[-1], [lambda engine: federate(name, engine, rounds=3).rounds_done])
-        return torch.cuda.memory_allocated()
-
+    wide = 4096  # a model of a megabyte, beside which constants of traced functions are nothing
+    model = sum(p.numel() for p in Net(wide).parameters()) * 8
     engines: list[Engine] = []
-    once = allocated()  # what libraries keep for good
-    assert allocated() <= once
+
+    def run() -> tuple[int, int]:
+        """Memory in use at a run's end and after it; the engine is still there, as those of an experiment's methods."""
+
+        def go(engine: Engine) -> int:
+            federate(name, engine, rounds=3, width=wide)
+            return torch.cuda.memory_allocated()
+
+        engines.append(Vectorized("cuda"))
+        (at_its_end,) = side_by_side(engines[-1], [go])
+        return at_its_end, torch.cuda.memory_allocated()
+
+    _, once = run()  # libraries keep some for good
+    at_its_end, after = run()
+    assert at_its_end - after > 5 * model, "what captured steps work on: five clients' models at least"
+    assert after - once <= 2 * model, "the task's own network, which the engine knows its functions by"
 
 
 def test_compiled_equals_eager() -> None:

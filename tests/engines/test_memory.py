@@ -35,13 +35,14 @@ def test_memory_of_a_gpu() -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_process_that_shares_its_card_has_its_part_only() -> None:
-    device = torch.device("cuda")
-    whole = free_bytes(device)
+    device, processes = torch.device("cuda"), 64
+    part = torch.cuda.get_device_properties(device).total_memory // processes
+    assert free_bytes(device) > 2 * part  # else the card itself would be too full
     try:
-        share_card(4)
-        assert free_bytes(device) <= min(whole, torch.cuda.get_device_properties(device).total_memory // 4)
+        share_card(processes)
+        assert free_bytes(device) <= part
         with pytest.raises(torch.OutOfMemoryError):
-            torch.empty(whole // 2, dtype=torch.uint8, device=device)
+            torch.empty(part + 2**20, dtype=torch.uint8, device=device)
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
 

@@ -1,6 +1,7 @@
 """How the steps of a phase are run on a carry: operation by operation, or as one captured CUDA graph."""
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -37,13 +38,13 @@ class Captured:
         self._inputs = [v.clone() for v in inputs]
         self._donated = donated
         self.carry = self._inputs[:donated]
-        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side = _side_stream(self._inputs[0].device)
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):  # libraries set themselves up outside of the capture
             graph(list(self._inputs))
         torch.cuda.current_stream().wait_stream(side)
         self._replayed = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._replayed, pool=pool, capture_error_mode="thread_local"):
+        with torch.cuda.graph(self._replayed, pool=pool, stream=side, capture_error_mode="thread_local"):
             for mine, new in zip(self.carry, graph(list(self._inputs)), strict=True):
                 if new.data_ptr() != mine.data_ptr():
                     mine.copy_(new)
@@ -84,6 +85,12 @@ class Steppers:
         if had:
             torch.cuda.empty_cache()
         return had
+
+
+@cache
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    """One for good: libraries keep tens of megabytes of work space for every stream that they have met."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 def _is_light(inputs: Sequence[Tensor]) -> bool:
