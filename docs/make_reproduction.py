@@ -43,6 +43,10 @@ COLUMNS = {  # of a table, beside the paper's: heading, and what it shows of a r
     "its lowest 5 %": "before_agg:worst5@last",
     "global model": "global:mean@last",
 }
+LIKE_FEDAVG = {  # methods that are compared with FedAvg client by client
+    "pgfed-table1": ("pgfed", "pgfedmo"),
+    "plgu-table1": ("plgu-lf", "plgu-grep-epoch", "ditto"),
+}
 DOT = {"type": "point", "filled": True, "size": 95, "opacity": 1, "strokeWidth": 3}
 STYLE: dict[str, Any] = {
     "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
@@ -192,6 +196,8 @@ LINES = {
     "curves": Lines("Accuracy by round", "mean accuracy over clients, %", accuracy_by_round),
     "lambdas": Lines("lambda by round", "lambda", lambda_by_round),
 }
+CLIENTS = "clients"  # the picture with a tick for each client
+WORDS = {kind: look.words for kind, look in [*PICTURES.items(), *LINES.items()]} | {CLIENTS: "Every client's accuracy"}
 
 
 # blocks of the page -----------------------------------------------------------------------------------
@@ -219,7 +225,7 @@ def measured(experiment: str, setting: str) -> str:
     known = [(name, found.paper.get(name, {})) for name in names]
     headings = ["method", "lr"]
     for name, paper in known:
-        heading = measure(name).heading.removesuffix(", %").removesuffix(" %")
+        heading = re.sub(r",? %$", "", measure(name).heading)
         headings += [f"{heading}, paper", f"{heading}, ours"] if paper else [heading]
     rows = []
     for label, seeds in found.runs.items():
@@ -267,8 +273,7 @@ def joined(values: Sequence[int]) -> str:
 
 
 def picture(kind: str, experiment: str, setting: str) -> str:
-    words = PICTURES[kind].words if kind in PICTURES else LINES[kind].words
-    return f"![{words}](images/{image(kind, experiment, setting)})"
+    return f"![{WORDS[kind]}](images/{image(kind, experiment, setting)})"
 
 
 def image(kind: str, experiment: str, setting: str) -> str:
@@ -302,7 +307,7 @@ def alike(experiment: str, setting: str) -> str:
         }
 
     lines, fedavg = [], held("fedavg")
-    for label in ("pgfed", "pgfedmo"):
+    for label in LIKE_FEDAVG[experiment]:
         gain = np.concatenate([own - fedavg[seed] for seed, own in held(label).items()])
         better, worse, equal = (int(n) for n in ((gain > 0).sum(), (gain < 0).sum(), (gain == 0).sum()))
         lines.append(
@@ -318,7 +323,7 @@ BLOCKS: dict[str, Callable[[str, str], str]] = {
     "made": made,
     "measured": measured,
     "rates": rates,
-    **{kind: partial(picture, kind) for kind in [*PICTURES, *LINES]},
+    **{kind: partial(picture, kind) for kind in WORDS},
 }
 
 
@@ -343,7 +348,10 @@ def draw(kind: str, experiment: str, setting: str) -> None:
     import vl_convert
 
     found = read_table(experiment, setting)
-    chart = dot_plot(PICTURES[kind], found) if kind in PICTURES else line_plot(LINES[kind], found)
+    if kind == CLIENTS:
+        chart = tick_plot(found)
+    else:
+        chart = dot_plot(PICTURES[kind], found) if kind in PICTURES else line_plot(LINES[kind], found)
     path = IMAGES / image(kind, experiment, setting)
     path.write_text(vl_convert.vegalite_to_svg(chart), encoding="utf-8")
 
@@ -368,6 +376,28 @@ def line_plot(picture: Lines, found: Table) -> dict[str, Any]:
     return {**STYLE, "data": {"values": rows}, "mark": {"type": "line"}, "encoding": encoding, **size}
 
 
+def tick_plot(found: Table) -> dict[str, Any]:
+    """A tick for each client, and the mean; where a method is scored by the global model, what clients hold before."""
+    rows = []
+    for label, (first, *_) in found.runs.items():
+        models = {label: "personal"}
+        if first["models"]["personal"]["clients"] == first["models"].get("global", {}).get("clients"):
+            models[f"{label}, before averaging"] = "before_agg"
+        for line, model in models.items():
+            values = first["models"][model]["clients"]["last"]
+            rows += [{"method": line, "accuracy": 100 * value} for value in values if value is not None]
+    y = {"field": "method", "type": "nominal", "sort": list(dict.fromkeys(r["method"] for r in rows)), "title": None}
+    x = {"field": "accuracy", "type": "quantitative", "title": "accuracy of a client's model, last round, %"}
+    layers = [
+        {"mark": {"type": "tick", "opacity": 0.45, "color": BLUE, "size": 18}, "encoding": {"y": y, "x": x}},
+        {
+            "mark": {"type": "point", "shape": "diamond", "filled": True, "size": 95, "color": RED, "opacity": 1},
+            "encoding": {"y": y, "x": {**x, "aggregate": "mean"}},
+        },
+    ]
+    return {**STYLE, "data": {"values": rows}, "height": {"step": 26}, "layer": layers}
+
+
 def dot_plot(picture: Dots, found: Table) -> dict[str, Any]:
     ours = [
         {"method": label, "accuracy": value, "scored": look.name}
@@ -375,13 +405,14 @@ def dot_plot(picture: Dots, found: Table) -> dict[str, Any]:
         for name, look in picture.ours.items()
         if (value := percent(seeds, name)) is not None
     ]
+    at_hand = {name: look for name, look in picture.paper.items() if name in found.paper}
     papers = [
         {"method": label, "accuracy": value, "scored": look.name}
-        for name, look in picture.paper.items()
+        for name, look in at_hand.items()
         for label, value in found.paper[name].items()
         if label in found.runs
     ]
-    names, colours, shapes = zip(*picture.ours.values(), *picture.paper.values(), strict=True)
+    names, colours, shapes = zip(*picture.ours.values(), *at_hand.values(), strict=True)
     y = {"field": "method", "type": "nominal", "sort": list(found.runs), "title": None}
     x = {"field": "accuracy", "type": "quantitative", "title": picture.title, "scale": {"zero": False}}
 
@@ -433,7 +464,7 @@ def main() -> None:
         collect_trials(*given.collect_trials)
     text = PAGE.read_text(encoding="utf-8")
     for block in BLOCK.finditer(text):
-        if block["kind"] in PICTURES or block["kind"] in LINES:
+        if block["kind"] in WORDS:
             draw(block["kind"], block["experiment"], block["setting"])
     PAGE.write_text(filled(text), encoding="utf-8")
 

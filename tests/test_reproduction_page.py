@@ -15,6 +15,7 @@ from docs.make_reproduction import (
     line_plot,
     percent,
     read_table,
+    tick_plot,
 )
 
 
@@ -59,3 +60,16 @@ def test_lambdas_are_drawn_by_client_and_method() -> None:
         (2, "SVHN", 0.75),
     ]
     assert line_plot(LINES["lambdas"], table)["encoding"]["facet"]["sort"] == ["lg-mix"]
+
+
+def test_every_client_has_its_tick_and_what_it_holds_where_the_global_model_is_scored() -> None:
+    chart = tick_plot(found := read_table("plgu-table1", "cifar10-c10"))
+    by_row: dict[str, list[float]] = {}
+    for tick in chart["data"]["values"]:
+        by_row.setdefault(tick["method"], []).append(tick["accuracy"])
+    assert by_row.keys() - found.runs.keys() == {"fedavg, before averaging", "fedsam, before averaging"}
+    assert {len(ticks) for ticks in by_row.values()} == {100}
+    for label, view in (("plgu-lf", "personal:mean@last"), ("fedavg", "global:mean@last")):
+        assert sum(by_row[label]) / 100 == pytest.approx(percent(found.runs[label], view), abs=1e-3)
+    held = percent(found.runs["fedavg"], "before_agg:mean@last")
+    assert sum(by_row["fedavg, before averaging"]) / 100 == pytest.approx(held, abs=1e-3)
