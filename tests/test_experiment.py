@@ -127,6 +127,7 @@ def test_summary_adds_up_the_rounds(finished: Path) -> None:
         assert numbers["mean"] == history[-1]["mean"]
         asked = [int(row["rounds_asked"]) for row in rows(folder / "clients.csv")]
         assert asked == [sum(k in line["clients"] for line in history) for k in range(6)]
+        assert numbers["clients_untrained"] == asked.count(0)
     weights = 64 * 10 + 10
     assert summary(finished / "fedavg" / "seed-0")["bytes_total"] == 4 * weights * 2 * 3 * 3
     assert summary(finished / "local" / "seed-0")["bytes_total"] == 0

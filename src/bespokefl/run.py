@@ -24,7 +24,7 @@ from bespokefl.results.evaluations import EVALUATIONS, EvaluationLog
 from bespokefl.results.facts import is_kept, write_facts
 from bespokefl.results.model_file import write_model
 from bespokefl.results.new_clients import let_new_clients_join
-from bespokefl.results.summary import client_columns, further_figures, main_figures, meanings
+from bespokefl.results.summary import client_columns, further_figures, main_figures, meanings, untrained
 from bespokefl.results.surfaces import write_surfaces
 from bespokefl.rounds import RoundLoop, RoundRecord
 from bespokefl.scoring import Evaluation
@@ -249,6 +249,7 @@ class Run:
             "n_clients": fed.data.clients,
             **({"data_note": fed.data.note} if fed.data.note else {}),
             "clients_failed": sum(len(line["failed"]) for line in log.lines),
+            "clients_untrained": untrained(log.lines, fed.honest.tolist(), score.round),
             "waste": float(log.total("waste")) / len(log.lines),
             "s_fraction": plan.eval.s_fraction,
             **({"attack": fed.attack.kind, "malicious": fed.malicious.tolist()} if len(fed.malicious) else {}),

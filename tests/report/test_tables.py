@@ -34,6 +34,19 @@ def test_every_client_with_its_gains(comparison: Comparison) -> None:
             assert row[f"over_{reference}"] == pytest.approx(gain, rel=1e-5, abs=1e-9)
 
 
+def test_every_client_with_the_rounds_it_took_part_in(tmp_path: Path) -> None:
+    counted = {"rounds_asked": np.arange(CLIENTS) + 1, "rounds_failed": np.full(CLIENTS, 1)}
+    write_run(tmp_path, "fedavg", more=counted)
+    write_run(tmp_path, "local")  # a file from before they were counted
+    taken = {(row["method"], row["client"]): row["rounds"] for row in rows(clients_table(_read(tmp_path)))}
+    assert [taken["fedavg", k] for k in range(CLIENTS)] == list(range(CLIENTS))
+    assert {taken["local", k] for k in range(CLIENTS)} == {None}
+
+
+def _read(out: Path) -> Comparison:
+    return Comparison(out, read_runs(out))
+
+
 def test_methods_over_seeds(comparison: Comparison) -> None:
     table = {row["method"]: row for row in rows(methods_table(comparison))}
     means = [100 * accuracies("pgfed", seed).mean() for seed in (0, 1)]

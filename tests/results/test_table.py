@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from bespokefl.results.files import StoredRun
 from bespokefl.results.methods import baseline_runs, gains, scores
+from bespokefl.results.summary import untrained
 from bespokefl.results.table import Figure, caption, columns, method_rows
 
 
@@ -101,6 +103,25 @@ def test_caption_names_the_scored_models(runs: list[StoredRun]) -> None:
         runs
     )
     assert "2 seeds" in caption(runs) and "seeds" not in caption(runs[:1])
+
+
+def test_caption_tells_of_clients_that_never_took_part(runs: list[StoredRun]) -> None:
+    assert "taken part" not in caption(runs)  # of files before this was counted
+    for run, count in zip(runs, (0, 3, 0, 3), strict=True):
+        assert run.summary is not None
+        run.summary["clients_untrained"] = count
+    assert " 3 of the clients had not taken part until then: they count" in caption(runs)
+    runs[0].summary["clients_untrained"] = 1  # type: ignore[index]
+    assert " 1 to 3 of the clients had not" in caption(runs)
+
+
+def test_who_has_not_trained_until_a_round() -> None:
+    lines: list[dict[str, Any]] = [
+        {"round": 1, "clients": [0, 2], "failed": {"2": "lost"}},
+        {"round": 2, "clients": [2, 3], "failed": {}},
+    ]
+    assert [untrained(lines, range(5), until) for until in (0, 1, 2)] == [5, 4, 2]
+    assert untrained(lines, [0, 2, 3], 2) == 0
 
 
 def test_clients_that_attack_are_in_no_figure(runs: list[StoredRun]) -> None:

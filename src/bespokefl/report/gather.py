@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from bespokefl.report.tables import Table, plain, stack
 from bespokefl.results import methods
@@ -144,12 +145,20 @@ def clients_table(comparison: Comparison) -> Table:
                 "score": 100 * score[scored],
                 "n_train": run.clients["n_train"][scored],
                 "n_test": run.clients["n_test"][scored],
+                "rounds": _taken_part(run)[scored],
             }
             for name, by_seed in gains.items():
                 gain = by_seed.get(run.seed, np.full(len(score), np.nan))
                 part[f"over_{name}"] = gain[scored]
             parts.append({name: plain(values) for name, values in part.items()})
     return stack(parts)
+
+
+def _taken_part(run: StoredRun) -> npt.NDArray[np.float64]:
+    """In how many rounds each client did; nan where the file does not say."""
+    assert run.clients is not None
+    columns, unknown = run.clients, np.full(len(run.clients["client"]), np.nan)
+    return columns["rounds_asked"] - columns["rounds_failed"] if "rounds_failed" in columns else unknown
 
 
 def curves_table(comparison: Comparison) -> Table:

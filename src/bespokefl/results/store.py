@@ -36,6 +36,7 @@ RUNS = {
     "state": "VARCHAR",
     "rounds_done": "INTEGER",
     **dict.fromkeys(("rounds", "selected_round", "n_clients", "clients_without_test", "clients_failed"), "INTEGER"),
+    "clients_untrained": "INTEGER",
     "metric": "VARCHAR",
     **dict.fromkeys(("mean", "std", "worst5", "top5", "gm_acc", "l_acc", "s_acc", "g_acc"), "DOUBLE"),
     **dict.fromkeys(SAMPLE_METRICS, "DOUBLE"),

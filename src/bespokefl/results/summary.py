@@ -3,7 +3,7 @@
 Every figure of summary.json is explained in its entry `what`: of which model, of which clients, on which data, when.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -71,6 +71,12 @@ def further_figures(score: "Score", lines: Sequence[Line], target: float | None,
         needed = metrics.rounds_to_target(list(curve.values()), target, rounds=list(curve))
         figures |= {"target": target, "rounds_to_target": needed}
     return figures
+
+
+def untrained(lines: Sequence[Line], clients: Iterable[int], until: int) -> int:
+    """How many of the clients have answered in no round until this one: they hold what a method gives to such."""
+    answered = {c for line in lines if line["round"] <= until for c in line["clients"] if str(c) not in line["failed"]}
+    return len(set(clients) - answered)
 
 
 def meanings(figures: Mapping[str, Any], score: "Score", who: str, clients: int, s_fraction: float) -> dict[str, str]:

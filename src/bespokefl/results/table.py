@@ -199,7 +199,20 @@ def caption(runs: Sequence[StoredRun]) -> str:
     seeds = len({run.seed for run in finished})
     spread = f" ± is the standard deviation over {seeds} seeds." if seeds > 1 else ""
     cost = " MB sent: both ways, all rounds; seconds: training without evaluation."
-    return f"Scored: {scored} ({selection}){of}: {which}.{spread}{cost}{_of_whom_joined(summaries)}"
+    of_some = f"{_of_whom_untrained(summaries)}{cost}{_of_whom_joined(summaries)}"
+    return f"Scored: {scored} ({selection}){of}: {which}.{spread}{of_some}"
+
+
+def _of_whom_untrained(summaries: Sequence[dict[str, Any]]) -> str:
+    """A warning: clients that were never asked look like a method's worst ones."""
+    counts = sorted({count for summary in summaries if (count := summary.get("clients_untrained", 0))})
+    if not counts:
+        return ""
+    number = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    return (
+        f" {number} of the clients had not taken part until then: they count with what the method gives to such, "
+        "as the first model or the newest global one."
+    )
 
 
 def _of_whom_joined(summaries: Sequence[dict[str, Any]]) -> str:

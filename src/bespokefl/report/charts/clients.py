@@ -23,14 +23,14 @@ from bespokefl.report.panels import (
 from bespokefl.report.tables import Column
 
 WHO = (Column("method", "method"), Column("seed", "seed"), Column("client", "client"))
-SIZES = (Column("n_train", "train samples"), Column("n_test", "test samples"))
+SIZES = (Column("n_train", "train samples"), Column("n_test", "test samples"), Column("rounds", "rounds taken part"))
 SPREAD = "(datum.client * 0.618034 + datum.seed * 0.414214) % 1 - 0.5"  # even, without a random draw
 CLIENT_TIPS = [
     alt.Tooltip("method:N"),
     alt.Tooltip("client:Q"),
     alt.Tooltip("seed:Q"),
 ]
-SIZE_TIPS = [alt.Tooltip("n_train:Q", title="train samples"), alt.Tooltip("n_test:Q", title="test samples")]
+SIZE_TIPS = [alt.Tooltip(f"{column.field}:Q", title=column.title) for column in SIZES]
 
 
 def distribution(looks: Looks, clients: int) -> Section:
