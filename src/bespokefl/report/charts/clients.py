@@ -43,10 +43,9 @@ def distribution(looks: Looks, clients: int) -> Section:
 
 
 def _strip(looks: Looks, clients: int) -> Panel:
-    dots = (
+    every = (
         of_methods("clients")
         .transform_calculate(spread=SPREAD)
-        .mark_circle(size=max(10, min(44, 3000 // max(clients, 1))), opacity=0.5)
         .encode(
             y=method_axis(looks),
             yOffset=alt.YOffset("spread:Q", scale=alt.Scale(domain=[-0.7, 0.7])),
@@ -55,6 +54,9 @@ def _strip(looks: Looks, clients: int) -> Panel:
             tooltip=[*CLIENT_TIPS, percent_tip("score", looks.axis), *SIZE_TIPS],
         )
     )
+    size = max(10, min(44, 3000 // max(clients, 1)))
+    dots = every.transform_filter("datum.rounds !== 0").mark_circle(size=size, opacity=0.5)
+    rings = every.transform_filter("datum.rounds === 0").mark_point(size=size, strokeWidth=1.2, opacity=0.8)
     figures = of_methods("methods")
     where = method_axis(looks)
     tips = [
@@ -74,8 +76,8 @@ def _strip(looks: Looks, clients: int) -> Panel:
         "score-of-clients",
         f"{looks.metric.capitalize()} of every client",
         "Bar: mean of the clients. Triangle: mean of the worst 5 %. Dots: clients, spread within their row so that "
-        "equal ones do not hide each other.",
-        alt.layer(dots, mean, worst).properties(height=STEP * len(looks.labels)),
+        "equal ones do not hide each other; rings: clients that never took part.",
+        alt.layer(dots, rings, mean, worst).properties(height=STEP * len(looks.labels)),
         "clients",
         [*WHO, Column("score", looks.axis, 2), *SIZES],
         wide=True,
