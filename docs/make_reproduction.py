@@ -196,8 +196,9 @@ LINES = {
     "curves": Lines("Accuracy by round", "mean accuracy over clients, %", accuracy_by_round),
     "lambdas": Lines("lambda by round", "lambda", lambda_by_round),
 }
-CLIENTS = "clients"  # the picture with a tick for each client
-WORDS = {kind: look.words for kind, look in [*PICTURES.items(), *LINES.items()]} | {CLIENTS: "Every client's accuracy"}
+WORDS = {kind: look.words for kind, look in [*PICTURES.items(), *LINES.items()]} | {
+    "clients": "Every client's accuracy"
+}
 
 
 # blocks of the page -----------------------------------------------------------------------------------
@@ -347,11 +348,7 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def draw(kind: str, experiment: str, setting: str) -> None:
     import vl_convert
 
-    found = read_table(experiment, setting)
-    if kind == CLIENTS:
-        chart = tick_plot(found)
-    else:
-        chart = dot_plot(PICTURES[kind], found) if kind in PICTURES else line_plot(LINES[kind], found)
+    chart = CHARTS[kind](read_table(experiment, setting))
     path = IMAGES / image(kind, experiment, setting)
     path.write_text(vl_convert.vegalite_to_svg(chart), encoding="utf-8")
 
@@ -426,6 +423,13 @@ def dot_plot(picture: Dots, found: Table) -> dict[str, Any]:
     rule = {"type": "rule", "color": "#c5ccd3", "strokeWidth": 2}
     layers = [{"data": {"values": ours}, "mark": rule, "encoding": span}, {"mark": DOT, "encoding": dots}]
     return {**STYLE, "data": {"values": [*ours, *papers]}, "height": {"step": 24}, "layer": layers}
+
+
+CHARTS: dict[str, Callable[[Table], dict[str, Any]]] = {
+    **{kind: partial(dot_plot, dots) for kind, dots in PICTURES.items()},
+    **{kind: partial(line_plot, lines) for kind, lines in LINES.items()},
+    "clients": tick_plot,
+}
 
 
 # collecting -------------------------------------------------------------------------------------------

@@ -46,6 +46,8 @@ def test_the_files_say_who_is_malicious(out: Path) -> None:
         found["scored"] == "personal models of the 4 honest clients (attack by the other 2: noise), round 3, test split"
     )
     assert found["n_clients"] == 6 and found["clients_without_test"] == 0
+    asked = {row["client"] for row in rows(folder / "clients.csv") if row["rounds_asked"] != "0"}
+    assert found["clients_untrained"] == len({str(c) for c in range(6) if c not in drawn} - asked)
     assert honest_of(folder) == [c for c in range(6) if c not in drawn]
     for row in rows(folder / "clients.csv"):
         scored = [row[key] != "" for key in ("accuracy", "loss", "s_accuracy", "g_accuracy", "global_accuracy")]

@@ -5,6 +5,7 @@ import re
 import pytest
 from docs.make_reproduction import (
     BLOCK,
+    CHARTS,
     COLLECTION,
     COMMAND,
     IMAGES,
@@ -60,6 +61,16 @@ def test_lambdas_are_drawn_by_client_and_method() -> None:
         (2, "SVHN", 0.75),
     ]
     assert line_plot(LINES["lambdas"], table)["encoding"]["facet"]["sort"] == ["lg-mix"]
+
+
+def test_the_papers_dots_are_those_at_hand() -> None:
+    def kinds(setting: str) -> list[str]:
+        chart = CHARTS["tradeoff"](read_table("fedpg-supp-table1", setting))
+        return list(chart["layer"][1]["encoding"]["color"]["scale"]["domain"])
+
+    ours = [name for name in kinds("cifar10-p10") if not name.startswith("the paper's")]
+    assert ours == kinds("cifar10-p10") and len(ours) == 3
+    assert kinds("fmnist-p10") == [*ours, "the paper's G", "the paper's L"]
 
 
 def test_every_client_has_its_tick_and_what_it_holds_where_the_global_model_is_scored() -> None:

@@ -67,6 +67,16 @@ def test_a_damaged_file_costs_what_it_holds(out: Path, name: str) -> None:
     assert sorted(ranked) == (["fedavg", "local", "pgfed"] if is_shown else ["fedavg", "local"])
 
 
+def test_damaged_counts_of_rounds(out: Path) -> None:
+    write_run(out, "fedavg", more={"rounds_asked": ["x"] * 6, "rounds_failed": [0] * 6})
+    assert "column rounds_asked holds something that is not a number" in words(page_of(out))
+    write_run(out, "fedavg", more={"rounds_failed": [0] * 6})  # one without the other
+    assert "fedavg" in words(page_of(out)) and "not a number" not in words(page_of(out))
+    path = out / "pgfed" / "seed-0" / "summary.json"
+    path.write_text(path.read_text().replace("{", '{"clients_untrained": "many", ', 1))
+    assert "clients_untrained is 'many'" in words(page_of(out))
+
+
 def test_bytes_that_are_no_text(out: Path) -> None:
     for file in ("summary.json", "rounds.jsonl", "error.txt"):
         (out / "pgfed" / "seed-0" / file).write_bytes(b"\xff\xfe\x00")

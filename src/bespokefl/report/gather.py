@@ -157,8 +157,8 @@ def clients_table(comparison: Comparison) -> Table:
 def _taken_part(run: StoredRun) -> npt.NDArray[np.float64]:
     """In how many rounds each client did; nan where the file does not say."""
     assert run.clients is not None
-    columns, unknown = run.clients, np.full(len(run.clients["client"]), np.nan)
-    return columns["rounds_asked"] - columns["rounds_failed"] if "rounds_failed" in columns else unknown
+    unknown = np.full(len(run.clients["client"]), np.nan)
+    return run.clients.get("rounds_asked", unknown) - run.clients.get("rounds_failed", unknown)
 
 
 def curves_table(comparison: Comparison) -> Table:

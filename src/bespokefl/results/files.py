@@ -153,8 +153,9 @@ class StoredRun:
 # What every reader of a finished run relies on.
 _NUMBERS = ("mean", "std", "worst5", "top5", "bytes_total", "train_seconds")
 _TEXTS = ("algorithm", "selection", "scored", "model")
-_OPTIONAL_NUMBERS = ("gm_acc", "s_acc", "g_acc", "peak_memory_bytes")
+_OPTIONAL_NUMBERS = ("gm_acc", "s_acc", "g_acc", "peak_memory_bytes", "clients_untrained")
 _CLIENT_COLUMNS = ("client", "n_train", "n_test", "accuracy")
+_OPTIONAL_CLIENT_COLUMNS = ("rounds_asked", "rounds_failed", "malicious")
 
 
 def read_runs(out: Path) -> list[StoredRun]:
@@ -216,7 +217,8 @@ def _read_client_table(path: Path) -> Columns:
     for name in _CLIENT_COLUMNS:
         if name not in clients:
             raise ValueError(f"no column {name}")
-        if clients[name].dtype.kind != "f":
+    for name in (*_CLIENT_COLUMNS, *_OPTIONAL_CLIENT_COLUMNS):
+        if name in clients and clients[name].dtype.kind != "f":
             raise ValueError(f"column {name} holds something that is not a number")
     if np.isnan(clients["accuracy"]).all():
         raise ValueError("no client has an accuracy")
