@@ -93,7 +93,7 @@ def test_captured_steps_are_bit_equal(name: str, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("name", ["fedavg", "apfl", "lg-mix"])
 def test_a_run_leaves_no_memory_behind(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(steppers, "CALLS_BEFORE_CAPTURE", 1)
-    wide = 4096  # a model of a megabyte, beside which constants of traced functions are nothing
+    wide = 4096  # a model of a megabyte
     model = sum(p.numel() for p in Net(wide).parameters()) * 8
     engines: list[Engine] = []
 
@@ -111,7 +111,9 @@ def test_a_run_leaves_no_memory_behind(name: str, monkeypatch: pytest.MonkeyPatc
     _, once = run()  # libraries keep some for good
     at_its_end, after = run()
     assert at_its_end - after > 5 * model, "what captured steps work on: five clients' models at least"
-    assert after - once <= 2 * model, "the task's own network, which the engine knows its functions by"
+    # The task's network and initial values, by which the engine knows its functions, and these functions' constants:
+    # 3.4 models, however many clients and rounds there are.
+    assert after - once <= 4 * model
 
 
 def test_compiled_equals_eager() -> None:

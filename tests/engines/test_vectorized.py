@@ -2,6 +2,7 @@
 
 import shutil
 import time
+import weakref
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 
 from bespokefl.algorithms.fedavg import FedAvg
+from bespokefl.algorithms.fedfomo import FedFomo
 from bespokefl.data import Dataset, FederatedData, federate, load
 from bespokefl.engines import Sequential, Vectorized, build_engine
 from bespokefl.engines.vectorized import Layout
@@ -17,6 +19,7 @@ from bespokefl.errors import InputError
 from bespokefl.federation import Federation
 from bespokefl.models import build
 from bespokefl.task import Task
+from bespokefl.trees import nbytes
 
 ALGORITHM = FedAvg(lr=0.1, momentum=0.9, local_epochs=1, batch_size=8)
 SIZES = (3, 20, 9, 31, 14)
@@ -138,6 +141,16 @@ def test_an_adopted_memory_limit_counts(monkeypatch: pytest.MonkeyPatch) -> None
     assert second.plan()["memory"] == 1
 
 
+def test_memory_between_the_phases_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FedFomo's clients meet M others' models, their differences and these in one row, before they train."""
+    monkeypatch.setattr("bespokefl.engines.budget.free_bytes", lambda device: 1)
+    task, engine = Task(small_net(), dtype=torch.float64), Vectorized("cpu", lanes=1, stack=5)
+    federation = Federation(task, make_data(), FedFomo(M=4, batch_size=2), engine=engine)
+    federation.round()  # the first: nobody has a model to send
+    federation.round()
+    assert max(engine._budget._client_bytes.values()) > 3 * 4 * nbytes(task.initial)
+
+
 def test_out_of_memory_halves_the_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, tried = Vectorized("cpu", lanes=1, stack=5), []
     fast = engine._fast
@@ -154,6 +167,25 @@ def test_out_of_memory_halves_the_chunk(monkeypatch: pytest.MonkeyPatch) -> None
     assert max(tried) > 2 and min(tried) <= 2
     assert not record.failed
     assert_equal_models(federation, trained(Sequential(), small_net()))
+
+
+def test_what_ran_out_of_memory_is_let_go_before_the_next_try(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, held, alive = Vectorized("cpu", lanes=1, stack=5), [], []
+    fast = engine._fast
+
+    def scarce(job: Any, plans: Any, rows: Any) -> Any:
+        alive.extend(ref for ref in held if ref() is not None)
+        mine = torch.zeros(1)
+        if len(rows) > 1:
+            held.append(weakref.ref(mine))
+            mine.of_itself = mine  # type: ignore[attr-defined]  # as a traced function's frames are
+            raise torch.OutOfMemoryError("no more")
+        return fast(job, plans, rows)
+
+    monkeypatch.setattr(engine, "_fast", scarce)
+    Federation(Task(small_net(), dtype=torch.float64), make_data(), ALGORITHM, engine=engine).round()
+    assert len(held) > 1
+    assert not alive
 
 
 @pytest.mark.parametrize("samples", [60_000, 1_797])

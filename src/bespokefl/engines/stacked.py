@@ -26,6 +26,7 @@ from bespokefl.program import Batches, Phase, Rows
 from bespokefl.task import Batch
 from bespokefl.trees import Tree
 
+OUTSIDE_OF_STEPS = (None, 0, 0, 0)  # which arguments of `begin`, `enter` and `finish` have a client axis
 CALLS_BEFORE_TRACING = 16  # of a function that is called once a round: a trace costs as much as some twenty calls
 
 
@@ -56,35 +57,46 @@ class Stack:
         return upload, state, self.computed
 
     def bytes_per_client(self, plans: Plans) -> int:
-        """Peak memory of one client's largest step, from a stack of one."""
+        """Peak memory of what one client computes at once, from a stack of one."""
         program = self.job.program
-        carry = self._call(program.begin, self.job.states)
-        peak = 2 * trees.nbytes(carry)
+        peak, carry = self._measured(program.begin, self.job.states)
         for phase, plan in zip(program.phases, plans, strict=True):
             if phase.enter is not None:
-                carry = self._call(phase.enter, carry)
+                entering, carry = self._measured(phase.enter, carry)
+                peak = max(peak, entering)
             if plan[0]:
                 batches = _Padded(self, plan, phase.batches, self.job.keys(np.zeros(1, np.int64), 0, len(plan[0])))
                 args = (carry, self.shared, dict(self.job.per_client), batches.at(0, 1))
                 name = ("stacked", self.job.task, phase.step, batches.padded, batches.shared)
                 peak = max(peak, self.cache.get(name, self._step_of(phase, batches), args, carry=True).peak_bytes)
-        return peak
+        finishing, _ = self._measured(program.finish, carry)
+        return max(peak, finishing)
+
+    def _measured(self, fn: Any, tree: Tree) -> tuple[int, Tree]:
+        """Peak memory of a function outside of the steps, and its result."""
+        name, one, args = self._outside_of_steps(fn, tree)
+        graph = self.cache.get(name, _stacked(one, OUTSIDE_OF_STEPS), args)
+        result = graph.tree(graph(pytree.tree_leaves(args)))
+        return max(graph.peak_bytes, 2 * trees.nbytes(result)), result
 
     def _call(self, fn: Any, tree: Tree) -> Tree:
-        clients = torch.arange(len(self.job.clients))  # vmap needs one mapped tensor even if all else is shared
-        args = (self.shared, dict(self.job.per_client), tree, clients)
-
-        def one(shared: Tree, own: Tree, value: Tree, _: Tensor) -> Tree:
-            return self._tensors(fn(self.job.task, _down(shared, own), value))
-
-        name = ("stacked", self.job.task, fn)
+        name, one, args = self._outside_of_steps(fn, tree)
         if self.cache.is_new(name, args, CALLS_BEFORE_TRACING):
             # Once a round for each shape of a group: tracing pays only where shapes come again and again.
             # Whatever goes wrong, tracing tells it better.
             with self.cache.module_lock, default_device(self.device), contextlib.suppress(Exception):
-                return _stacked(one, (None, 0, 0, 0), randomness="error")(*args)
-        graph = self.cache.get(name, _stacked(one, (None, 0, 0, 0)), args)
+                return _stacked(one, OUTSIDE_OF_STEPS, randomness="error")(*args)
+        graph = self.cache.get(name, _stacked(one, OUTSIDE_OF_STEPS), args)
         return graph.tree(graph(pytree.tree_leaves(args)))
+
+    def _outside_of_steps(self, fn: Any, tree: Tree) -> tuple[Any, Callable[..., Tree], tuple[Tree, ...]]:
+        """A program's ``begin``, ``enter`` or ``finish``: its name, itself for one client, and all its arguments."""
+        clients = torch.arange(len(self.job.clients))  # vmap needs one mapped tensor even if all else is shared
+
+        def one(shared: Tree, own: Tree, value: Tree, _: Tensor) -> Tree:
+            return self._tensors(fn(self.job.task, _down(shared, own), value))
+
+        return ("stacked", self.job.task, fn), one, (self.shared, dict(self.job.per_client), tree, clients)
 
     def _phase(self, f: int, phase: Phase, plan: list[list[Rows]], carry: Tree) -> Tree:
         steps = np.array([len(batches) for batches in plan])

@@ -113,7 +113,7 @@ class Vectorized:
             raise
         except Exception:  # of a client, or a tensor cannot stand for a float: then each round has its own functions
             self._variants.refuse([job.program])
-            return self._run(job)
+        return self._run(job)
 
     def _run(self, job: Job) -> Result:
         plans = job.plans()
@@ -146,21 +146,29 @@ class Vectorized:
         return self.compile and phase.batches.size is not None and phase.batches.stream is not None
 
     def _chunk(self, job: Job, plans: Plans, rows: Rows, answers: Collector) -> None:
+        for part in self._attempt(job, plans, rows, answers):
+            self._chunk(job, plans, part, answers)
+
+    def _attempt(self, job: Job, plans: Plans, rows: Rows, answers: Collector) -> list[Rows]:
+        """The parts in which the rows are to be tried again, for want of memory; none: they are answered."""
         try:
             answers.add(rows, self._fast(job, plans, rows))
+            return []
         except InputError:
             raise
         except torch.OutOfMemoryError:
             freed = self._steppers.release()
             if len(rows) == 1 and not freed:
                 raise
-            torch.cuda.empty_cache()
-            for part in [rows] if freed else np.array_split(rows, 2):
-                self._chunk(job, plans, part, answers)
         except Exception as error:
             if job.fails_whole:
                 raise
             answers.add(rows, self._one_by_one(job, plans, rows, error))
+            return []
+        # Only here, where the error is forgotten, can the memory go that its frames held.
+        gc.collect()
+        torch.cuda.empty_cache()
+        return [rows] if freed else np.array_split(rows, 2)
 
     def _fast(self, job: Job, plans: Plans, rows: Rows) -> Result:
         if len(rows) == 1 and self.layout(job.task).stack == 1:
