@@ -236,6 +236,47 @@ class Breaks(FedAvg):
 """
 
 
+SCARCE = """
+import os
+from dataclasses import dataclass
+from typing import ClassVar
+import torch
+from bespokefl.algorithms.fedavg import FedAvg
+
+@dataclass(frozen=True)
+class Scarce(FedAvg):
+    name: ClassVar[str] = "scarce"
+
+    def round(self, server, cohort):
+        if cohort.round == 2 and "NO_MEMORY" in os.environ:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 58.00 MiB. GPU 0 has a total capacity")
+        return super().round(server, cohort)
+"""
+
+
+def test_runs_that_took_too_much_memory_together_go_on_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "scarce_algorithm.py").write_text(SCARCE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    method = {"algorithms": ["scarce_algorithm:Scarce"], "seeds": [0, 1], "checkpoint": {"every": 1}}
+    at_once = parse_experiment(method | SMALL | {"engine": {"together": 2}})
+    monkeypatch.setenv("NO_MEMORY", "1")
+    outcome = run_experiment(at_once, tmp_path / "out", resume=False, reporter=LineReporter(Console(width=1000)))
+    assert len(outcome.failed) == 2
+    said = capsys.readouterr().out
+    assert "out of GPU memory; fewer runs at once (engine.together" in said and "Tried to allocate" not in said
+    assert "Tried to allocate" in (outcome.failed[0] / "error.txt").read_text()
+    monkeypatch.delenv("NO_MEMORY")
+    assert len(run(tmp_path / "out", method | {"engine": {"together": 1}}, resume=True).finished) == 2
+    run(tmp_path / "undisturbed", method)
+    for seed in ("seed-0", "seed-1"):
+        disturbed, whole = (summary(tmp_path / out / "Scarce" / seed) for out in ("out", "undisturbed"))
+        assert [disturbed[key] for key in ("mean", "gm_acc")] == pytest.approx(
+            [whole[key] for key in ("mean", "gm_acc")]
+        )
+
+
 def test_a_failing_algorithm_leaves_the_others_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "broken_algorithm.py").write_text(BROKEN)
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -20,6 +20,18 @@ class EndedEarly(RunError):
     """A run that cannot go on, although what it has is whole: its files are written as of a finished one."""
 
 
+def in_short(error: BaseException) -> str:
+    """What went wrong, for a line of the terminal; the trace has the rest."""
+    from torch import OutOfMemoryError  # slow: only here, where it is loaded anyway
+
+    if isinstance(error, OutOfMemoryError):
+        return (
+            "out of GPU memory; fewer runs at once (engine.together, --jobs) or fewer clients at once (engine.stack) "
+            "take less, and --resume goes on from the last checkpoint with either"
+        )
+    return f"{type(error).__name__}: {error}"
+
+
 def nearest(seen: str, allowed: Iterable[str]) -> str:
     """A hint with the names most alike, and all that are allowed."""
     names = list(allowed)

@@ -18,7 +18,7 @@ from bespokefl.data import FederatedData
 from bespokefl.engines import Engine
 from bespokefl.engines.together import Together
 from bespokefl.engines.variants import Variants
-from bespokefl.errors import EndedEarly, InputError, RunError
+from bespokefl.errors import EndedEarly, InputError, RunError, in_short
 from bespokefl.interrupts import Interrupted, StopRequest, stop_on_signals
 from bespokefl.progress import Reporter, SideBySide
 from bespokefl.results import files
@@ -30,7 +30,8 @@ from bespokefl.tomlfile import dumps
 from bespokefl.tracking import TrackedRun, Tracking, make_tracking
 
 Result = TypeVar("Result")
-OPERATION = "federation."  # keys of how a run is operated: they may change while it is going
+# Keys of how a run is operated: they may change while it is going, and its numbers by no more than their rounding.
+OPERATION = ("federation.", "engine.together", "engine.stack")
 
 
 @dataclass
@@ -190,7 +191,7 @@ def run_planned(plan: RunPlan, make: Callable[[], RoundLoop], reporter: Reporter
         return False
     except Exception as error:
         files.write_atomically(plan.folder / files.ERROR, explain(error))
-        ending = f"failed: {type(error).__name__}: {error} (see {plan.folder / files.ERROR})"
+        ending = f"failed: {in_short(error)} (see {plan.folder / files.ERROR})"
         return False
     finally:
         reporter.finish(ending)

@@ -23,6 +23,7 @@ from bespokefl import assembly
 from bespokefl.config import Experiment
 from bespokefl.data import FederatedData
 from bespokefl.engines.memory import share_card
+from bespokefl.errors import in_short
 from bespokefl.experiment import Outcome, explain, run_seeds
 from bespokefl.interrupts import Interrupted, StopRequest
 from bespokefl.progress import Line, Reporter
@@ -235,7 +236,7 @@ def _do(
 
     def failed(seed: int, error: Exception) -> None:
         files.write_atomically(job.folders[seed] / files.ERROR, explain(error))
-        messengers[seed].note(f"{job.name}, seed {seed}: failed: {type(error).__name__}: {error}")
+        messengers[seed].note(f"{job.name}, seed {seed}: failed: {in_short(error)}")
 
     for key in held.keys() - {(job.out, seed) for seed in job.folders}:
         del held[key]  # before others are loaded: both may not fit

@@ -16,7 +16,7 @@ from bespokefl.config_file import experiment_document
 from bespokefl.data import FederatedData
 from bespokefl.engines import Engine
 from bespokefl.engines.variants import Variants
-from bespokefl.errors import InputError
+from bespokefl.errors import InputError, in_short
 from bespokefl.experiment import make_folder, make_plan, side_by_side
 from bespokefl.interrupts import Interrupted, StopRequest, stop_on_signals
 from bespokefl.progress import LineReporter, Reporter, SideBySide
@@ -260,10 +260,10 @@ class _Tuner:
             complete = Run(plan, federation).execute(run, trial.stop)
             ending = "" if complete else "pruned" if trial.pruned else "stopped"
         except OSError as error:  # a full disk says nothing about the values
-            ending, stop.asked = f"failed: {type(error).__name__}: {error}", True
+            ending, stop.asked = f"failed: {in_short(error)}", True
             raise
         except Exception as error:
-            ending, run.error = f"failed: {type(error).__name__}: {error}", error
+            ending, run.error = f"failed: {in_short(error)}", error
             return
         finally:
             run.finish(ending)
