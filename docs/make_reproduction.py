@@ -224,13 +224,14 @@ def measured(experiment: str, setting: str) -> str:
     """Every measure of the paper's table, with the paper's numbers where they are at hand; seeds as mean ± std."""
     found, names = read_table(experiment, setting), read_part(experiment, setting).experiment.paper.metrics
     known = [(name, found.paper.get(name, {})) for name in names]
-    headings = ["method", "lr"]
+    alike = len({len(seeds) for seeds in found.runs.values()}) == 1  # else each row says how many it has
+    headings = ["method", "lr"] if alike else ["method", "seeds", "lr"]
     for name, paper in known:
         heading = re.sub(r",? %$", "", measure(name).heading)
         headings += [f"{heading}, paper", f"{heading}, ours"] if paper else [heading]
     rows = []
     for label, seeds in found.runs.items():
-        cells = [label, rate(seeds)]
+        cells = [label, rate(seeds)] if alike else [label, str(len(seeds)), rate(seeds)]
         for name, paper in known:
             cells += [shown(paper[label]) if label in paper else ""] if paper else []
             cells.append(with_spread([run["measures"][name] for run in seeds]))
