@@ -103,12 +103,15 @@ class Stack:
         if not steps.any():
             return carry
         order = np.argsort(-steps, kind="stable")
+        in_order = bool((np.diff(order) > 0).all())
         index = torch.as_tensor(order, device=self.device)
         steps, plan = steps[order], [plan[r] for r in order]
         keys = self.job.keys(order, f, int(steps[0]))
         batches = _Padded(self, plan, phase.batches, keys)
         flat, spec = pytree.tree_flatten(trees.rows(carry, index))  # indexing copies: steps may overwrite it
-        own, own_spec = pytree.tree_flatten(trees.rows(dict(self.job.per_client), index))
+        mine: Tree = dict(self.job.per_client)  # of others' models, say: no copy without need
+        mine = trees.tree_map(Tensor.contiguous, mine) if in_order else trees.rows(mine, index)
+        own, own_spec = pytree.tree_flatten(mine)
         shared = pytree.tree_leaves(self.shared)
         done: list[list[Tensor]] = []  # carries of finished clients, the first to finish first
         active, width = len(plan), 0
@@ -138,7 +141,7 @@ class Stack:
         parts = zip([v[:active] for v in flat], *reversed(done), strict=True)
         flat = [torch.cat(rows) for rows in parts]  # a copy in any case: a stepper may overwrite its carry
         result = pytree.tree_unflatten(flat, spec)
-        return result if (np.diff(order) > 0).all() else trees.rows(result, torch.argsort(index))
+        return result if in_order else trees.rows(result, torch.argsort(index))
 
     def _step_of(self, phase: Phase, batches: "_Padded") -> Any:
         padded = batches.padded
