@@ -1,5 +1,6 @@
 """Federations that share an engine compute what each computes alone."""
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ from tests.engines.seats import SIZES, TASK, Counting, data, federation, results
 
 from bespokefl.algorithms import ALGORITHMS, build_algorithm
 from bespokefl.engines import Engine, Sequential, Vectorized
+from bespokefl.engines.base import Job, Result
 from bespokefl.engines.together import Together
 from bespokefl.errors import RunError
 from bespokefl.federation import Federation
@@ -77,6 +79,28 @@ def test_a_run_that_fails_does_not_disturb_the_others() -> None:
     )
     torch.testing.assert_close(found[0], alone, rtol=1e-9, atol=1e-10)
     assert isinstance(found[1], RunError) and "not finite" in str(found[1])
+
+
+def test_what_ran_out_of_memory_is_let_go_before_others_run() -> None:
+    """All at once, and then the first of them alone, take more than there is."""
+    held: list[weakref.ref[torch.Tensor]] = []
+
+    class Scarce(Counting):
+        def run(self, job: Job) -> Result:
+            alive.extend(ref for ref in held if ref() is not None)
+            if len(held) == 2:
+                return super().run(job)
+            mine = torch.zeros(1)
+            held.append(weakref.ref(mine))
+            raise torch.OutOfMemoryError("no more")
+
+    algorithm = build_algorithm("fedavg", {"lr": 0.05, "local_epochs": 1, "batch_size": 4})
+    engine, alive = Scarce(Vectorized("cpu", lanes=1)), list[Any]()
+    found = side_by_side(
+        Together(engine, 3), [lambda seat, k=k: federation(algorithm, seat, k).round().failed for k in range(3)]
+    )
+    assert [isinstance(one, torch.OutOfMemoryError) for one in found] == [True, False, False]
+    assert engine.released == 1 and not alive
 
 
 def test_who_fell_out_is_told_to_its_own_run() -> None:

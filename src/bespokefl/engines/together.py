@@ -7,6 +7,7 @@ by each run's own seed, so its numbers are those that it has alone, up to the ro
 """
 
 import threading
+import traceback
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -103,16 +104,19 @@ class Together:
         variant = self.variants.of(programs)
         if variant is None:
             return self._answer_by_floats(jobs)
+        short_of_memory = False
         if len(jobs) > 1:
             try:
                 return list(self._run_joined(jobs, variant))
             except torch.OutOfMemoryError:
-                pass
+                short_of_memory = True
             except Exception:
                 if variant.varies:
                     self.variants.refuse(programs)
                     return self._answer_by_floats(jobs)
                 # Else it is one of them, perhaps: each is told what is wrong with it alone.
+        if short_of_memory:  # not in the except clause, where the failed attempt's tensors are still held
+            self.engine.release()
         return [_caught(self.engine.run, job) for job in jobs]
 
     def _answer_by_floats(self, jobs: Sequence[Job]) -> list[Result | BaseException]:
@@ -237,4 +241,5 @@ def _caught(run: Callable[[Job], Result], job: Job) -> Result | BaseException:
     try:
         return run(job)
     except BaseException as error:
+        traceback.clear_frames(error.__traceback__)  # their tensors would be held until the others are done
         return error
