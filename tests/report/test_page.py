@@ -242,6 +242,20 @@ def test_a_tooltip_tells_the_client(shown: Page) -> None:
     assert "train samples" in shown.evaluate("document.getElementById('tip').textContent")
 
 
+def test_clients_that_never_took_part_are_rings(tab: Page, tmp_path: Path) -> None:
+    counts = {"rounds_asked": [3, 0, 2, 1, 1, 1], "rounds_failed": [0, 0, 0, 1, 0, 0]}
+    write_run(tmp_path, "ditto", more=counts)
+    tab.open(write_page(tmp_path))
+    tab.wait("window.bespokeReport")
+    tab.evaluate("bespokeReport.drawAll()")
+    clients = "[...document.querySelectorAll('[data-panel=\"score-of-clients\"] .mark-symbol path')]"
+    fills = tab.evaluate(f"{clients}.map((mark) => mark.getAttribute('fill'))")
+    assert len(fills) == CLIENTS + 1  # and the triangle
+    assert [fill in (None, "none", "transparent") for fill in fills].count(True) == 2
+    asked = [row["rounds taken part"] for row in numbers(tab, "score-of-clients")]
+    assert sorted(asked) == ["0", "0", "1", "1", "2", "3"]
+
+
 def test_many_methods_stay_fluent(tab: Page, tmp_path: Path) -> None:
     """34 methods, 100 clients, 3 seeds, 100 rounds: a small file, eight colours at a time, and quick answers."""
     labels = ["local", "fedavg", *(f"method-{k:02d}" for k in range(32))]
