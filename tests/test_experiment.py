@@ -254,8 +254,9 @@ class Scarce(FedAvg):
 """
 
 
-def test_runs_that_took_too_much_memory_together_go_on_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("sparing", [{"together": 1}, {"together": 2, "stack": 2}])
+def test_runs_that_took_too_much_memory_together_go_on_with_less(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], sparing: dict[str, int]
 ) -> None:
     (tmp_path / "scarce_algorithm.py").write_text(SCARCE)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -268,7 +269,7 @@ def test_runs_that_took_too_much_memory_together_go_on_alone(
     assert "out of GPU memory; fewer runs at once (engine.together" in said and "Tried to allocate" not in said
     assert "Tried to allocate" in (outcome.failed[0] / "error.txt").read_text()
     monkeypatch.delenv("NO_MEMORY")
-    assert len(run(tmp_path / "out", method | {"engine": {"together": 1}}, resume=True).finished) == 2
+    assert len(run(tmp_path / "out", method | {"engine": sparing}, resume=True).finished) == 2
     run(tmp_path / "undisturbed", method)
     for seed in ("seed-0", "seed-1"):
         disturbed, whole = (summary(tmp_path / out / "Scarce" / seed) for out in ("out", "undisturbed"))

@@ -19,7 +19,7 @@ from bespokefl.errors import InputError
 from bespokefl.federation import Federation
 from bespokefl.models import build
 from bespokefl.task import Task
-from bespokefl.trees import nbytes
+from bespokefl.trees import leaves, nbytes, tree_map
 
 ALGORITHM = FedAvg(lr=0.1, momentum=0.9, local_epochs=1, batch_size=8)
 SIZES = (3, 20, 9, 31, 14)
@@ -149,6 +149,40 @@ def test_memory_between_the_phases_counts(monkeypatch: pytest.MonkeyPatch) -> No
     federation.round()  # the first: nobody has a model to send
     federation.round()
     assert max(engine._budget._client_bytes.values()) > 3 * 4 * nbytes(task.initial)
+
+
+def test_memory_at_the_end_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Squares(FedAvg):
+        def finish(self, task: Task, down: Any, c: Any) -> Any:
+            upload, state = super().finish(task, down, c)
+            flat = torch.cat([v.flatten() for v in leaves(upload)])
+            products = flat[:, None] * flat[None]  # as many models as a model has weights
+            return tree_map(lambda v: v + 0 * products.sum(), upload), state
+
+    monkeypatch.setattr("bespokefl.engines.budget.free_bytes", lambda device: 1)
+    task, engine = Task(small_net(), dtype=torch.float64), Vectorized("cpu", lanes=1, stack=5)
+    Federation(task, make_data(), Squares(batch_size=2), engine=engine).round()
+    assert max(engine._budget._client_bytes.values()) > task.size * nbytes(task.initial)
+
+
+def test_phases_in_which_clients_have_different_orders() -> None:
+    """FedFomo judges on validation samples, then trains: who has most of the one has least of the other here."""
+    rng = np.random.default_rng(0)
+    data = FederatedData.from_arrays(
+        [
+            {split: (rng.normal(size=(n, 6)), rng.integers(0, 2, n)) for split, n in sizes.items()}
+            for sizes in ({"train": n, "val": 40 - n, "test": 2} for n in SIZES)
+        ]
+    )
+    algorithm = FedFomo(M=2, lr=0.1, local_epochs=1, batch_size=4)
+    stacked, reference = (
+        Federation(Task(small_net(), dtype=torch.float64), data, algorithm, engine=engine)
+        for engine in (Vectorized("cpu", lanes=1, stack=5), Sequential())
+    )
+    for _ in range(3):
+        stacked.round()
+        reference.round()
+    assert_equal_models(stacked, reference)
 
 
 def test_out_of_memory_halves_the_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
