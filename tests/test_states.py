@@ -1,8 +1,10 @@
 """Client states against a plain dict of them."""
 
+import weakref
 from typing import Any, NamedTuple
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -49,6 +51,41 @@ def test_behaves_as_a_dict_with_a_default(operations: list[tuple[bool, list[int]
         assert states.clients == list(reference)  # in the order they first took part
     if reference:
         assert equal(states.rows(), trees.stack(list(reference.values())))
+
+
+def test_growing_has_one_leaf_twice_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    states = ClientStates({name: torch.zeros(3) for name in "abcd"})
+    states.scatter(np.array([5]), {name: torch.ones(1, 3) for name in "abcd"})
+    old = [weakref.ref(v) for v in trees.leaves(states._slab)]
+    there: list[int] = []
+    allocate = Tensor.new_empty
+
+    def counted(like: Tensor, *shape: int) -> Tensor:
+        there.append(sum(v() is not None for v in old))
+        return allocate(like, *shape)
+
+    monkeypatch.setattr(Tensor, "new_empty", counted)
+    states.scatter(np.array([7, 8]), {name: torch.full((2, 3), 2.0) for name in "abcd"})
+    assert there == [4, 3, 2, 1]
+    assert equal(states.rows(), {name: torch.tensor([[1.0] * 3, [2.0] * 3, [2.0] * 3]) for name in "abcd"})
+
+
+def test_memory_that_is_not_there_leaves_the_states_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    states = ClientStates({name: torch.zeros(3) for name in "ab"})
+    states.scatter(np.array([5]), {name: torch.ones(1, 3) for name in "ab"})
+    allocate, calls = Tensor.new_empty, iter(range(9))
+
+    def second_fails(like: Tensor, *shape: int) -> Tensor:
+        if next(calls) == 1:
+            raise torch.OutOfMemoryError
+        return allocate(like, *shape)
+
+    monkeypatch.setattr(Tensor, "new_empty", second_fails)
+    with pytest.raises(torch.OutOfMemoryError):
+        states.scatter(np.array([7]), {name: torch.full((1, 3), 2.0) for name in "ab"})
+    assert states.clients == [5] and equal(states.rows(), {name: torch.ones(1, 3) for name in "ab"})
+    states.scatter(np.array([7]), {name: torch.full((1, 3), 3.0) for name in "ab"})
+    assert equal(states.rows(), {name: torch.tensor([[1.0] * 3, [3.0] * 3]) for name in "ab"})
 
 
 def test_memory_is_taken_only_for_participants() -> None:

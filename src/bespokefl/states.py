@@ -47,9 +47,9 @@ class ClientStates:
                 f"a program's finish returned a client state of the structure {trees.structure(states)}; "
                 f"init_client's is {trees.structure(self.initial)}, and the two must agree"
             )
-        for c in clients:
-            self._row.setdefault(int(c), len(self._row))
-        self._reserve(len(self._row))
+        new = [int(c) for c in clients if int(c) not in self._row]
+        self._reserve(len(self._row) + len(new))
+        self._row |= {c: row for row, c in enumerate(new, len(self._row))}
         rows = [self._row[int(c)] for c in clients]
         trees.tree_map(lambda v, new: v.index_copy_(0, _index(rows, v), new.to(v.dtype)), self._slab, states)
 
@@ -70,15 +70,15 @@ class ClientStates:
 
     def _reserve(self, rows: int) -> None:
         """Grows the slab by at least a quarter, so that growing costs little and not much lies idle."""
-
-        def grown(v: Tensor) -> Tensor:
-            if v.shape[0] >= rows:
-                return v
-            room = v.new_empty(max(rows, v.shape[0] * 5 // 4), *v.shape[1:])
-            room[: v.shape[0]] = v
-            return room
-
-        self._slab = trees.tree_map(grown, self._slab)
+        flat, structure = trees.leaves(self._slab), trees.structure(self._slab)
+        self._slab = {}  # so that an old leaf goes once its new one is there: only one is twice in memory
+        try:
+            for k, v in enumerate(flat):
+                if v.shape[0] < rows:
+                    flat[k] = v.new_empty(max(rows, v.shape[0] * 5 // 4), *v.shape[1:])
+                    flat[k][: v.shape[0]] = v
+        finally:
+            self._slab = structure.unflatten(flat)
 
 
 def _index(rows: Sequence[int], like: Tensor) -> Tensor:

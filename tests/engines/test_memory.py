@@ -1,12 +1,13 @@
 """Memory numbers that are at least plausible."""
 
 import os
+from typing import NamedTuple
 
 import pytest
 import torch
 
 from bespokefl.engines.memory import card_bytes, free_bytes, peak_bytes, share_card
-from bespokefl.engines.steppers import _is_light
+from bespokefl.engines.steppers import Steppers
 
 CPU = torch.device("cpu")
 
@@ -58,11 +59,25 @@ def test_the_part_of_a_card_bounds_what_is_free(monkeypatch: pytest.MonkeyPatch)
     assert card_bytes(torch.device("cuda", 0)) == 250
 
 
-def test_only_what_is_light_for_this_process_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+class Kept(NamedTuple):
+    """In the place of a captured graph, which needs a GPU."""
+
+    nbytes: int
+
+
+def steppers_that_keep(*sizes: int) -> Steppers:
+    steppers = Steppers(CPU)
+    steppers._captured = {f"graph {k}": Kept(size) for k, size in enumerate(sizes)}  # type: ignore[assignment, misc]
+    return steppers
+
+
+@pytest.mark.parametrize("part", [1.0, 0.5])
+def test_only_what_is_light_for_this_process_is_captured(part: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (700, 1000))
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    for fraction, light in ((1.0, 100), (0.5, 50)):
-        monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda device, part=fraction: part)
-        inputs = [torch.zeros(light - 40, dtype=torch.uint8), torch.zeros(40, dtype=torch.uint8)]
-        assert _is_light(inputs)
-        assert not _is_light([*inputs, torch.zeros(1, dtype=torch.uint8)])
+    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda device: part)
+    for kept, light in (((), 100 * part), ((80 * part, 70 * part), 100 * part), ((80 * part, 90 * part), 80 * part)):
+        steppers = steppers_that_keep(*(int(size) for size in kept))
+        inputs = [torch.zeros(int(light) - 20, dtype=torch.uint8), torch.zeros(20, dtype=torch.uint8)]
+        assert steppers._fits(inputs)
+        assert not steppers._fits([*inputs, torch.zeros(1, dtype=torch.uint8)])

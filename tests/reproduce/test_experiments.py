@@ -26,7 +26,7 @@ PAPERS = {
     "lgmix": [f"table{n}" for n in (1, 2, 3, 4, 6, 7, 8, 9, 10)],
 }
 NAMES = [f"{paper}-{place}" for paper, places in PAPERS.items() for place in places]
-NAMES += ["pgfed-choices", "fedpg-choices"]  # what a paper leaves open
+NAMES += ["pgfed-choices", "fedpg-choices", "plgu-rounds"]  # what a paper leaves open
 every_experiment = pytest.mark.parametrize("name", NAMES)
 
 

@@ -9,9 +9,11 @@ from torch import Tensor
 
 from bespokefl.engines.graphs import Graph
 from bespokefl.engines.memory import card_bytes
+from bespokefl.trees import nbytes
 
 CALLS_BEFORE_CAPTURE = 24  # capturing costs as much as some dozens of steps
-SHARE_OF_MEMORY = 0.1  # of what this process may take, at most, for what one captured graph keeps
+SHARE_OF_ONE = 0.1  # of the memory that this process may take, at most, for what one captured graph keeps
+SHARE_OF_ALL = 0.25  # and for what all keep together: cohorts of many sizes have a graph each
 
 
 class Eager:
@@ -49,6 +51,10 @@ class Captured:
                 if new.data_ptr() != mine.data_ptr():
                     mine.copy_(new)
 
+    @property
+    def nbytes(self) -> int:
+        return nbytes(self._inputs)
+
     def load(self, carry: Sequence[Tensor], constants: Sequence[Tensor]) -> None:
         self._copy(0, [*carry, *constants])
 
@@ -73,7 +79,7 @@ class Steppers:
         """For inputs (carry, constants, batch) like the given ones; the first ``donated`` are the carry."""
         if graph in self._captured:
             return self._captured[graph]
-        if not self._captures or graph.calls < CALLS_BEFORE_CAPTURE or not _is_light(inputs):
+        if not self._captures or graph.calls < CALLS_BEFORE_CAPTURE or not self._fits(inputs):
             return Eager(graph)
         self._pool = self._pool or torch.cuda.graph_pool_handle()
         self._captured[graph] = Captured(graph, inputs, donated, self._pool)
@@ -86,12 +92,13 @@ class Steppers:
             torch.cuda.empty_cache()
         return had
 
+    def _fits(self, inputs: Sequence[Tensor]) -> bool:
+        own, kept = nbytes(inputs), sum(captured.nbytes for captured in self._captured.values())
+        all_memory = card_bytes(inputs[0].device)
+        return own <= SHARE_OF_ONE * all_memory and kept + own <= SHARE_OF_ALL * all_memory
+
 
 @cache
 def _side_stream(device: torch.device) -> torch.cuda.Stream:
     """One for good: libraries keep tens of megabytes of work space for every stream that they have met."""
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-
-
-def _is_light(inputs: Sequence[Tensor]) -> bool:
-    return sum(v.nbytes for v in inputs) <= SHARE_OF_MEMORY * card_bytes(inputs[0].device)
