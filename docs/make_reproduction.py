@@ -46,6 +46,7 @@ COLUMNS = {  # of a table, beside the paper's: heading, and what it shows of a r
 LIKE_FEDAVG = {  # methods that are compared with FedAvg client by client
     "pgfed-table1": ("pgfed", "pgfedmo"),
     "plgu-table1": ("plgu-lf", "plgu-grep-epoch", "ditto"),
+    "plgu-rounds": ("plgu-lf", "plgu-grep-epoch", "ditto"),
 }
 DOT = {"type": "point", "filled": True, "size": 95, "opacity": 1, "strokeWidth": 3}
 STYLE: dict[str, Any] = {
@@ -375,14 +376,14 @@ def line_plot(picture: Lines, found: Table) -> dict[str, Any]:
 
 
 def tick_plot(found: Table) -> dict[str, Any]:
-    """A tick for each client, and the mean; where a method is scored by the global model, what clients hold before."""
+    """A tick for each client of all seeds, and the mean; where the global model is scored, what clients hold before."""
     rows = []
-    for label, (first, *_) in found.runs.items():
-        models = {label: "personal"}
-        if first["models"]["personal"]["clients"] == first["models"].get("global", {}).get("clients"):
+    for label, seeds in found.runs.items():
+        first, models = seeds[0]["models"], {label: "personal"}
+        if first["personal"]["clients"] == first.get("global", {}).get("clients"):
             models[f"{label}, before averaging"] = "before_agg"
         for line, model in models.items():
-            values = first["models"][model]["clients"]["last"]
+            values = [value for run in seeds for value in run["models"][model]["clients"]["last"]]
             rows += [{"method": line, "accuracy": 100 * value} for value in values if value is not None]
     y = {"field": "method", "type": "nominal", "sort": list(dict.fromkeys(r["method"] for r in rows)), "title": None}
     x = {"field": "accuracy", "type": "quantitative", "title": "accuracy of a client's model, last round, %"}
