@@ -214,6 +214,14 @@ def test_only(
     assert "seeds = [3] instead of [0, 1]" in " ".join(result.output.split())
 
 
+def test_a_method_that_only_the_paper_has_is_not_offered_at_another_scale(tmp_path: Path) -> None:
+    result = bespoke("reproduce", "plgu-figure5", "--scale", "small", "--out", tmp_path, "--only", "plgu-lf-d23")
+    said = " ".join(result.output.split())
+    assert result.exit_code == 2
+    assert "--only plgu-lf-d23 matches nothing. There are methods: fedavg, fedsam, plgu-lf-d0" in said
+    assert said.count("plgu-lf-d3") == 1 and said.count("d23") == 1
+
+
 def test_what_is_set_need_not_suit_settings_that_were_not_asked_for(
     here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

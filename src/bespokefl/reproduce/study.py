@@ -76,10 +76,12 @@ def _choose(request: Request) -> list[_Setting]:
     as_in_paper = {part.name: part.experiment for part in read_parts(request.file)}
     found: list[_Setting] = []
     matched: set[str] = set()
+    met: list[str] = []  # methods, which a scale or what is set may change
     for part in _asked_for(request, list(as_in_paper)):
         measures.check(part.experiment.paper.metrics)
         part = replace(part, experiment=_with_data(part.experiment, request.data))
         picked = []
+        met += [choice.label for choice in part.experiment.algorithms]
         for choice in part.experiment.algorithms:
             hits = {pattern for pattern in request.only if _matches(pattern, part.name, choice.label)}
             matched |= hits
@@ -90,11 +92,10 @@ def _choose(request: Request) -> list[_Setting]:
             found.append(_Setting(part, as_in_paper[part.name], chosen, request.out / part.name, {}))
     for pattern in request.only:
         if pattern not in matched:
-            parts = read_parts(request.file)
-            names = [name for part in parts for name in (part.name,) if name]
-            labels = dict.fromkeys(choice.label for part in parts for choice in part.experiment.algorithms)
-            there = f"settings: {', '.join(names)}; " if names else ""
-            raise InputError(f"--only {pattern} matches nothing. There are {there}methods: {', '.join(labels)}.")
+            there = f"settings: {', '.join(as_in_paper)}; " if any(as_in_paper) else ""
+            labels = met or [choice.label for paper in as_in_paper.values() for choice in paper.algorithms]
+            methods = ", ".join(dict.fromkeys(labels))
+            raise InputError(f"--only {pattern} matches nothing. There are {there}methods: {methods}.")
     return found
 
 
