@@ -47,7 +47,7 @@ class ClientStates:
                 f"a program's finish returned a client state of the structure {trees.structure(states)}; "
                 f"init_client's is {trees.structure(self.initial)}, and the two must agree"
             )
-        new = [int(c) for c in clients if int(c) not in self._row]
+        new = dict.fromkeys(int(c) for c in clients if int(c) not in self._row)
         self._reserve(len(self._row) + len(new))
         self._row |= {c: row for row, c in enumerate(new, len(self._row))}
         rows = [self._row[int(c)] for c in clients]
