@@ -53,6 +53,13 @@ def test_behaves_as_a_dict_with_a_default(operations: list[tuple[bool, list[int]
         assert equal(states.rows(), trees.stack(list(reference.values())))
 
 
+def test_an_id_that_repeats_has_one_row() -> None:
+    states = ClientStates({"w": torch.zeros(1)})
+    states.scatter(np.array([3, 3]), {"w": torch.ones(2, 1)})
+    states.scatter(np.array([4]), {"w": torch.full((1, 1), 2.0)})
+    assert states.clients == [3, 4] and equal(states.rows(), {"w": torch.tensor([[1.0], [2.0]])})
+
+
 def test_growing_has_one_leaf_twice_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     states = ClientStates({name: torch.zeros(3) for name in "abcd"})
     states.scatter(np.array([5]), {name: torch.ones(1, 3) for name in "abcd"})

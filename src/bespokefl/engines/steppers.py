@@ -38,6 +38,7 @@ class Captured:
 
     def __init__(self, graph: Graph, inputs: Sequence[Tensor], donated: int, pool: Any) -> None:
         self._inputs = [v.clone() for v in inputs]
+        self.nbytes = nbytes(self._inputs)
         self._donated = donated
         self.carry = self._inputs[:donated]
         side = _side_stream(self._inputs[0].device)
@@ -50,10 +51,6 @@ class Captured:
             for mine, new in zip(self.carry, graph(list(self._inputs)), strict=True):
                 if new.data_ptr() != mine.data_ptr():
                     mine.copy_(new)
-
-    @property
-    def nbytes(self) -> int:
-        return nbytes(self._inputs)
 
     def load(self, carry: Sequence[Tensor], constants: Sequence[Tensor]) -> None:
         self._copy(0, [*carry, *constants])
