@@ -45,7 +45,7 @@ COLUMNS = {  # of a table, beside the paper's: heading, and what it shows of a r
 }
 LIKE_FEDAVG = {  # methods that are compared with FedAvg client by client
     "pgfed-table1": ("pgfed", "pgfedmo"),
-    "plgu-table1": ("plgu-lf", "plgu-grep-epoch", "ditto"),
+    "plgu-table2": ("plgu-lf", "plgu-grep-epoch", "ditto"),
     "plgu-rounds": ("plgu-lf", "plgu-grep-epoch", "ditto"),
 }
 DOT = {"type": "point", "filled": True, "size": 95, "opacity": 1, "strokeWidth": 3}

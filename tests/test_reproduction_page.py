@@ -75,7 +75,7 @@ def test_the_papers_dots_are_those_at_hand() -> None:
 
 
 def test_every_client_has_its_tick_and_what_it_holds_where_the_global_model_is_scored() -> None:
-    chart = tick_plot(found := read_table("plgu-table1", "cifar10-c10"))
+    chart = tick_plot(found := read_table("plgu-table2", "cifar10-c10"))
     by_row: dict[str, list[float]] = {}
     for tick in chart["data"]["values"]:
         by_row.setdefault(tick["method"], []).append(tick["accuracy"])
