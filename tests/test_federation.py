@@ -45,7 +45,7 @@ def test_cohort_size(share: float, wanted: int) -> None:
 
 
 def test_cohort_size_survives_rounding() -> None:
-    assert Federation(nn.Linear(4, 2), _many(100), FedAvg(), participation=0.29).cohort_size == 29
+    assert Federation(nn.Linear(4, 2), _many(100), FedAvg(), participation=0.29).setup.cohort_size == 29
 
 
 def _many(clients: int) -> FederatedData:
@@ -59,6 +59,36 @@ def test_a_schedule_is_followed_and_its_end_is_said() -> None:
     with pytest.raises(InputError, match="schedule names the clients of 2 rounds; this is round 3"):
         federation.round()
     assert federate(schedule=lambda t: [t]).run(3, evaluate_every=0).rounds[2].clients.tolist() == [2]
+
+
+def test_a_schedule_may_hold_generators_and_arrays() -> None:
+    federation = federate(schedule=[(k for k in (2, 0, 2)), np.array([1, 0])])
+    assert [federation.round().clients.tolist() for _ in range(2)] == [[0, 2], [0, 1]]
+    assert federation.setup.cohort_size == 2
+
+
+@pytest.mark.parametrize(
+    ("schedule", "message"),
+    [
+        ([[0], [0, 3]], r"clients = \[0, 3\]: ids of a round are some of 0 to 2"),
+        ([[0], []], r"clients = \[\]: ids of a round"),
+        ([], "schedule names the clients of 0 rounds"),
+    ],
+)
+def test_a_schedule_is_refused_before_the_first_round(schedule: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        federate(schedule=schedule)
+
+
+def test_the_cohorts_size_comes_from_the_schedule() -> None:
+    assert federate(schedule=[[0, 1], [1, 2]]).setup.cohort_size == 2
+    assert federate(schedule=[[0], [1, 2]]).setup.cohort_sizes == (1, 2)
+    assert federate(schedule=[[0], [1, 2]], clients_per_round=2).setup.cohort_size == 2
+    assert federate(schedule=lambda t: [0], clients_per_round=1).setup.cohort_size == 1
+    with pytest.raises(InputError, match=r"schedule asks 1, 2 or 3 clients in a round.*give clients_per_round"):
+        _ = federate(schedule=[[0], [1, 2], [2], range(3)]).setup.cohort_size
+    with pytest.raises(InputError, match=r"schedule asks an unknown number of clients.*give clients_per_round"):
+        _ = federate(schedule=lambda t: [0]).setup.cohort_size
 
 
 @pytest.mark.parametrize(

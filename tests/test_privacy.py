@@ -101,6 +101,15 @@ def test_epsilon_is_that_of_dp_accounting(z: float, clients: int, cohort: int, r
     assert make(z, clients, cohort).epsilon(rounds) == pytest.approx(accountant.get_epsilon(1e-5), rel=1e-12)
 
 
+def test_a_schedule_is_no_sampling() -> None:
+    """Nobody is drawn at random, so nothing is gained by it: epsilon is that of full participation."""
+    schedule = [[0, 1, 2]] * 3
+    drawn = federate("fedavg", PrivacySettings(1.0, 1.0), clients_per_round=3).privacy
+    listed = federate("fedavg", PrivacySettings(1.0, 1.0), clients_per_round=3, schedule=schedule).privacy
+    everyone = federate("fedavg", PrivacySettings(1.0, 1.0)).privacy
+    assert listed.epsilon(3) == everyone.epsilon(3) > drawn.epsilon(3)  # type: ignore[union-attr]
+
+
 def test_epsilon_of_full_participation_by_hand() -> None:
     """Renyi divergence of Gaussians, T alpha / (2 z^2), turned into epsilon (Canonne, Kamath, Steinke 2020)."""
     z, rounds, delta = 4.0, 30, 1e-6

@@ -18,9 +18,10 @@ from bespokefl.engines import Engine, build_engine
 from bespokefl.engines.base import Resident, Result
 from bespokefl.errors import InputError
 from bespokefl.evaluation import Scorer, joined, of_all
+from bespokefl.participation import Schedule
 from bespokefl.privacy import PrivacySettings
 from bespokefl.program import Call, Order, Rows
-from bespokefl.rounds import History, RoundLoop, RoundRecord, Schedule
+from bespokefl.rounds import History, RoundLoop, RoundRecord
 from bespokefl.scoring import Evaluation, network_outputs
 from bespokefl.sent import LastSent
 from bespokefl.serial import pack, unpack
@@ -45,7 +46,8 @@ class Federation(RoundLoop):
         participation: the share of clients asked in a round, or ``clients_per_round`` their number.
         initial: the common initial model; default: the one the module came with.
         schedule: who takes part, round by round (a sequence, or a function of the 0-based round); default: uniform
-            samples from a stream that only the seed and the round determine.
+            samples from a stream that only the seed and the round determine. A method that starts from the number of
+            clients in a round takes it from the schedule; if its rounds differ, say ``clients_per_round`` too.
         attack: what malicious clients do; they take part like all others and are not scored.
         privacy: clip, noise and delta of client-level differential privacy (`bespokefl.privacy`).
         keep_sent: keep what every client sent last, so that ``evaluate(model="before_agg")`` can score it.
@@ -186,7 +188,7 @@ class Federation(RoundLoop):
         """Groups of clients whose states, and what else is kept of each of them, fit into memory."""
         ids = np.arange(self.data.clients) if clients is None else np.asarray(clients, dtype=np.int64)
         heaviest = max(trees.nbytes(self.site.states.initial), trees.nbytes(self.task.initial), kept_bytes, 1)
-        size = max(1 if kept_bytes == heaviest else self.cohort_size, SCORING_BYTES // heaviest)
+        size = max(1 if kept_bytes == heaviest else self.participation.most, SCORING_BYTES // heaviest)
         for k in range(0, len(ids), size):
             yield Cohort(self.site, ids[k : k + size], self.rounds_done)
 

@@ -2,7 +2,7 @@
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol, Self
 
@@ -16,15 +16,13 @@ from bespokefl.cohort import Cohort, Ledger
 from bespokefl.data.dataset import IntArray
 from bespokefl.errors import InputError
 from bespokefl.metrics import summarise
+from bespokefl.participation import Participation, Schedule
 from bespokefl.privacy import Privacy, PrivacySettings, check_private
 from bespokefl.program import Call, Rows
-from bespokefl.rng import stream
 from bespokefl.scoring import Evaluation
 from bespokefl.site import Site
 from bespokefl.task import Task
 from bespokefl.trees import Model, Tree
-
-Schedule = Sequence[Iterable[int]] | Callable[[int], Iterable[int]]
 
 
 class Census(Protocol):
@@ -121,7 +119,8 @@ class RoundLoop(ABC):
         device: that of the server's state.
         participation: the share of clients asked in a round, or ``clients_per_round`` their number.
         schedule: who takes part, round by round (a sequence, or a function of the 0-based round); default: uniform
-            samples from a stream that only the seed and the round determine.
+            samples from a stream that only the seed and the round determine. A method that starts from the number of
+            clients in a round takes it from the schedule; if its rounds differ, say ``clients_per_round`` too.
         attack: what malicious clients do; they take part like all others and are not scored.
         privacy: clip, noise and delta of `bespokefl.privacy`.
     """
@@ -144,10 +143,10 @@ class RoundLoop(ABC):
         privacy: PrivacySettings | None,
     ) -> None:
         self.task, self.data, self.algorithm, self.device = task, data, algorithm, device
-        self.seed, self.schedule, self.attack = seed, schedule, attack
+        self.seed, self.attack = seed, attack
         self.malicious = attack.malicious(data.clients, seed)
         self.honest = np.setdiff1d(np.arange(data.clients), self.malicious)
-        self.cohort_size = _cohort_size(data.clients, participation, clients_per_round)
+        self.participation = Participation(data.clients, participation, clients_per_round, schedule, seed)
         self.rounds_done = 0
         self._private = privacy
 
@@ -156,8 +155,13 @@ class RoundLoop(ABC):
         """The mechanism that uploads go through, where privacy was asked for."""
         if self._private is None:
             return None
-        n, m, sends = self.data.clients, self.cohort_size, self.algorithm.sends
+        n, m, sends = self.data.clients, self.participation.drawn, self.algorithm.sends
         return Privacy(*self._private, n, m, sends, self._noise_seed)
+
+    @property
+    def setup(self) -> Setup:
+        """What the algorithm is told of the federation."""
+        return Setup(self.data.clients, self.participation.sizes, self.seed, bool(self.data.sizes("val").any()))
 
     @property
     def _noise_seed(self) -> int | None:
@@ -167,7 +171,7 @@ class RoundLoop(ABC):
     def _start(self, initial: Model | None) -> tuple[Model, Tree]:
         """Checks the method, and makes the server's state; the initial model, and a client's initial state."""
         x0 = self._initial(initial)
-        setup = Setup(self.data.clients, self.cohort_size, self.seed, bool(self.data.sizes("val").any()))
+        setup = self.setup
         self.algorithm.check(self.task, setup)
         if self._private is not None:
             method = self.algorithm
@@ -186,9 +190,8 @@ class RoundLoop(ABC):
     # rounds ------------------------------------------------------------------------------------------
     def round(self, clients: Iterable[int] | None = None, silent: Collection[int] = ()) -> RoundRecord:
         """One round. ``clients`` overrides the sample; ``silent`` ones are asked but never answer."""
-        ids = self._sample() if clients is None else np.unique(np.fromiter(clients, dtype=np.int64))
-        if not len(ids) or ids[0] < 0 or ids[-1] >= self.data.clients:
-            raise InputError(f"clients = {ids.tolist()}: ids of a round are some of 0 to {self.data.clients - 1}")
+        who = self.participation
+        ids = who.of(self.rounds_done) if clients is None else who.checked(clients)
         ledger, start = Ledger(), self._clock()
         cohort = Cohort(self.site, ids, self.rounds_done, silent=frozenset(silent), ledger=ledger)
         self.server = self.algorithm.at(cohort.round).round(self.server, cohort)
@@ -221,17 +224,6 @@ class RoundLoop(ABC):
             if after_round is not None:
                 after_round(self, record)
         return history
-
-    def _sample(self) -> Rows:
-        if isinstance(self.schedule, Sequence) and self.rounds_done >= len(self.schedule):
-            raise InputError(
-                f"schedule names the clients of {len(self.schedule)} rounds; this is round {self.rounds_done + 1}"
-            )
-        if self.schedule is not None:
-            chosen = self.schedule(self.rounds_done) if callable(self.schedule) else self.schedule[self.rounds_done]
-            return np.unique(np.fromiter(chosen, dtype=np.int64))
-        n = self.data.clients
-        return np.sort(stream(self.seed, "sample", self.rounds_done).choice(n, self.cohort_size, replace=False))
 
     # models and scores -------------------------------------------------------------------------------
     @property
@@ -305,13 +297,3 @@ class RoundLoop(ABC):
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         return time.perf_counter()
-
-
-def _cohort_size(clients: int, participation: float, clients_per_round: int | None) -> int:
-    if clients_per_round is not None:
-        if not 1 <= clients_per_round <= clients:
-            raise InputError(f"clients_per_round = {clients_per_round}: it is a number from 1 to {clients}")
-        return clients_per_round
-    if not 0 < participation <= 1:
-        raise InputError(f"train.participation = {participation}: it is a share above 0 and at most 1")
-    return max(1, int(participation * clients + 1e-9))  # 0.29 of 100 is 29 in spite of rounding

@@ -176,4 +176,4 @@ def test_noise_is_normal_and_differs_by_key() -> None:
 def test_a_task_without_classes() -> None:
     task = Task(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1)), "squared_error")
     with pytest.raises(InputError, match=r"algorithm\.name = 'fedhkd' needs a classifier"):
-        FedHKD().check(task, Setup(2, 2, 0, False))
+        FedHKD().check(task, Setup(2, (2,), 0, False))

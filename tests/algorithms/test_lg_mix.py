@@ -504,6 +504,6 @@ def energy(model: Model, x: Tensor, map_features: str) -> float:
 @pytest.mark.parametrize("trace", ["code", "centred"])
 def test_centred_traces_take_maps_by_their_mean(trace: Any) -> None:
     task = Task(Convolutions(), "dice")
-    LGMix(trace=trace).check(task, Setup(2, 2, 0, False))
+    LGMix(trace=trace).check(task, Setup(2, (2,), 0, False))
     with pytest.raises(InputError, match="map_features = 'mean'"):
-        LGMix(trace=trace, map_features="all").check(task, Setup(2, 2, 0, False))
+        LGMix(trace=trace, map_features="all").check(task, Setup(2, (2,), 0, False))

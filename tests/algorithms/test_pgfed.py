@@ -223,6 +223,26 @@ def test_partial_participation_against_the_reference(engine: Any, beta: float | 
     assert (run.server.A == 0).any() and (run.server.A > 0).any()  # some weights were clamped
 
 
+def test_alpha_starts_by_the_schedules_cohort() -> None:
+    """Without ``clients_per_round``, too: 1/3, and not one over the number of all clients."""
+    shared: dict[str, Any] = {"mu": 0.3, "lr": 0.05, "eta2": 0.2}
+    run = many(PGFed(**shared, local_epochs=3, batch_size=None), clients_per_round=None)
+    for _ in SCHEDULE:
+        run.round()
+    expected = reference(MANY_H, MANY_C, MANY_SIZES, SCHEDULE, **shared, steps=3, size=3)
+    near(run.server.A, expected["alpha"])
+    near(run.server.w["x"], expected["w"])
+
+
+@pytest.mark.parametrize("method", [PGFed, PGFedMo])
+@pytest.mark.parametrize("schedule", [[[0, 1, 2], [3, 4]], lambda t: [t, t + 1]])
+def test_a_schedule_of_several_sizes_must_come_with_a_number(method: Any, schedule: Any) -> None:
+    options: dict[str, Any] = {"schedule": schedule}
+    with pytest.raises(InputError, match="clients_per_round"):
+        many(method(**EXAMPLE), clients_per_round=None, **options)
+    assert float(many(method(**EXAMPLE), clients_per_round=2, **options).server.A[0, 0]) == 0.5
+
+
 @both_engines
 @pytest.mark.parametrize("bounds", [{"alpha_cap": 0.2}, {"alpha_rows": "bounded"}])
 def test_bounds_of_alpha_against_the_reference(engine: Any, bounds: dict[str, Any]) -> None:

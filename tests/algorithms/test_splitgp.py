@@ -21,7 +21,7 @@ from bespokefl.task import Task
 N, N_KAPPA = 21, 12
 KAPPA = ("kappa.weight", "kappa.bias")
 LOCAL: dict[str, Any] = {"lr": 0.1, "momentum": 0.9, "local_epochs": 2, "batch_size": 3}
-SETUP = Setup(clients=2, cohort_size=2, seed=0, validates=False)
+SETUP = Setup(clients=2, cohort_sizes=(2,), seed=0, validates=False)
 
 
 def exits(w: Weights, x: Array) -> tuple[Array, Array]:

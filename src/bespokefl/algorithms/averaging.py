@@ -33,7 +33,12 @@ class ModelAveraging(Algorithm):
 
     def check(self, task: Task, setup: Setup) -> None:
         super().check(task, setup)
-        n = setup.cohort_size
+        if self.aggregation in ("trimmed", "krum"):
+            for n in setup.cohort_sizes or (setup.cohort_size,):
+                self._check_size(n)
+
+    def _check_size(self, n: int) -> None:
+        """Refuses what makes no sense in a round of n clients."""
         if self.aggregation == "trimmed" and self.trim > 0 and not self._cut(n):
             allowed = f"at least {1 / n:.3g} and below 0.5" if n > 2 else "0, or other clients take part"
             raise InputError(

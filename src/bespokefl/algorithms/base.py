@@ -24,9 +24,26 @@ class Setup(NamedTuple):
     """The federation that an algorithm is to serve."""
 
     clients: int  # N
-    cohort_size: int  # clients asked in a round
+    cohort_sizes: tuple[int, ...]  # clients asked in a round, ascending where rounds differ; none: not known
     seed: int
     validates: bool  # whether some client has validation samples
+
+    @property
+    def cohort_size(self) -> int:
+        """The number of clients asked in a round, for a method that needs one."""
+        if len(self.cohort_sizes) == 1:
+            return self.cohort_sizes[0]
+        raise InputError(
+            f"schedule asks {self.told_sizes} in a round, and the method needs one number; give clients_per_round "
+            f"beside it, a number from 1 to {self.clients}"
+        )
+
+    @property
+    def told_sizes(self) -> str:
+        if not self.cohort_sizes:
+            return "an unknown number of clients"
+        *others, last = map(str, self.cohort_sizes)
+        return f"{', '.join(others)} or {last} clients" if others else f"{last} clients"
 
 
 class Training(NamedTuple):

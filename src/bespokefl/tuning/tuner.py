@@ -10,7 +10,6 @@ from typing import Literal
 from rich.console import Console
 
 from bespokefl import assembly
-from bespokefl.algorithms import Setup
 from bespokefl.config import AlgorithmChoice, Experiment
 from bespokefl.config_file import experiment_document
 from bespokefl.data import FederatedData
@@ -135,12 +134,11 @@ class _Tuner:
         seed, data = next(iter(self.data.items()))
         kit = assembly.make_kit(self.experiment, choice, data)
         federation = assembly.make_federation(self.experiment, kit, seed, data)
-        setup = Setup(data.clients, federation.cohort_size, seed, has_validation(data))
         for key, domain in self.spaces[choice.label].domains.items():
             for value in domain.examples:
                 try:
                     variant = chosen(choice, {key: value})
-                    assembly.make_algorithm(self.experiment, variant).check(federation.task, setup)
+                    assembly.make_algorithm(self.experiment, variant).check(federation.task, federation.setup)
                 except InputError as error:
                     raise InputError(f"{domain.where} holds {value!r}: {error}") from None
 
