@@ -22,9 +22,12 @@ there is none, and training is FedAvg's. What is scored is theta_i, the client's
   prevent it.
 * Unlike the authors' code: alpha moves after theta, as in Algorithm 1 (``alpha_order="code"`` for theirs); the closing
   gradient is exact and in evaluation mode (``grad_pass="code"``: shuffled, train mode, without the last incomplete
-  batch; normalisation statistics of that pass are not kept); their beta was never in effect, because the name that
-  turns it on is refused by their own command line. The paper trains with momentum 0.9, their code keeps its buffers
-  over rounds (``opt_state="keep"``) and takes batches of 10.
+  batch); their beta was never in effect, because the name that turns it on is refused by their own command line. The
+  paper trains with momentum 0.9, their code keeps its buffers over rounds (``opt_state="keep"``), and takes batches
+  of 10 without an epoch's incomplete one (``drop_last``).
+* Normalisation statistics (BatchNorm) are averaged like weights, and those that the closing pass would leave are not
+  kept. The authors' code exchanges parameters only (``buffers="local"``): every client keeps statistics of its own,
+  with those of the closing pass, and is scored with them; the global model's stay as they were at the start.
 """
 
 from dataclasses import dataclass
@@ -92,6 +95,9 @@ class PGFed(ModelAveraging):
     )
     alpha_cap: float | None = hyper(None, "the largest alpha_ij; nothing: no bound, as in the paper", above=0)
     alpha_rows: Literal["free", "bounded"] = hyper("free", "the sum over j of alpha_ij: as it comes, or at most 1")
+    buffers: Literal["average", "local"] = hyper(
+        "average", "normalisation statistics: averaged like weights, or each client's own (authors' code)"
+    )
     taylor: bool = hyper(True, "f_j of eq. (5) by its tangent, eq. (8); false: itself, on client j's data")
 
     @property
@@ -108,21 +114,26 @@ class PGFed(ModelAveraging):
 
     def round(self, server: Server, cohort: Cohort) -> Server:
         i, j = torch.as_tensor(cohort.ids, device=server.A.device), server.ids
-        alpha = server.A[i][:, j]
+        alpha, w = server.A[i][:, j], self.exchanged(cohort.site.task, server.w)
         if not len(j):
-            up = cohort.run(self.first, shared={"w": server.w})
+            up = cohort.run(self.first, shared={"w": w})
         elif not self.taylor:
-            up = cohort.run(self.train_exactly, {"w": server.w, **data_of(j, cohort)}, {"alpha": alpha})
+            up = cohort.run(self.train_exactly, {"w": w, **data_of(j, cohort)}, {"alpha": alpha})
         else:
             g_bar = tree_map(lambda v: self.mu * v.mean(0), server.grads)
             up = cohort.run(
                 self.train,
-                shared={"w": server.w, "g_bar": g_bar, "a": server.a},
+                shared={"w": w, "g_bar": g_bar, "a": server.a},
                 per_client={"g_aux": combine(self.mu * alpha, server.grads), "alpha": alpha},  # eq. (13)
             )
         i, A = torch.as_tensor(up.ids, device=server.A.device), server.A.clone()
         A[i[:, None], j] = up.alpha
-        return Server(self.average(up.theta, server.w, up.weights(self.weights)), A, i, up.grad, up.a)
+        w = self.average(up.theta, w, up.weights(self.weights))
+        return Server(server.w | w, A, i, up.grad, up.a)
+
+    def exchanged(self, task: Task, model: Model) -> Model:
+        """What of a model goes between client and server."""
+        return model if self.buffers == "average" else task.params(model)
 
     def global_model(self, server: Server) -> Model:
         return server.w
@@ -158,11 +169,14 @@ class PGFed(ModelAveraging):
         return Phase(self.add_gradient, batches, self.enter_closing)
 
     def begin_first(self, task: Task, down: Down, kept: Kept) -> Training:
-        return Training(down.w, self.momentum_at_start(kept.m, task.params(down.w)), kept.s, kept.has_s, torch.zeros(0))
+        return self.start(task, down, kept, kept.s, kept.has_s, torch.zeros(0))
 
     def begin(self, task: Task, down: Down, kept: Kept) -> Training:
-        s = self.auxiliary(down, kept)
-        return Training(down.w, self.momentum_at_start(kept.m, task.params(down.w)), s, torch.ones(()), down.alpha)
+        return self.start(task, down, kept, self.auxiliary(down, kept), torch.ones(()), down.alpha)
+
+    def start(self, task: Task, down: Down, kept: Kept, s: Model, has_s: Tensor, alpha: Tensor) -> Training:
+        x = kept.theta | down.w  # what does not come down is the client's own
+        return Training(x, self.momentum_at_start(kept.m, task.params(x)), s, has_s, alpha)
 
     def auxiliary(self, down: Down, kept: Kept) -> Model:
         g_aux: Model = down.g_aux
@@ -191,7 +205,7 @@ class PGFed(ModelAveraging):
         return Program(self.begin_exactly, (Phase(self.exact_step, self.epochs), self.closing), self.finish)
 
     def begin_exactly(self, task: Task, down: Down, kept: Kept) -> Training:
-        return Training(down.w, self.momentum_at_start(kept.m, task.params(down.w)), {}, kept.has_s, down.alpha)
+        return self.start(task, down, kept, {}, kept.has_s, down.alpha)
 
     def exact_step(self, task: Task, down: Down, c: Training, batch: Batch) -> Training:
         """Descends eq. (5) itself, in theta and in alpha."""
@@ -207,13 +221,15 @@ class PGFed(ModelAveraging):
 
     def add_gradient(self, task: Task, down: Down, c: FullPass, batch: Batch) -> FullPass:
         p = task.grad(c.c.x, batch, train=self.grad_pass == "code")
-        return FullPass(c.c, axpy(batch.n, p.grad, c.g), c.f + batch.n * p.loss, c.n + batch.n)
+        seen = c.c if self.buffers == "average" else c.c._replace(x=c.c.x | p.buffers)
+        return FullPass(seen, axpy(batch.n, p.grad, c.g), c.f + batch.n * p.loss, c.n + batch.n)
 
     def finish(self, task: Task, down: Down, c: FullPass) -> tuple[dict[str, Tree], Kept]:
         x, m, s, has_s, alpha = c.c
         grad = scale(1 / c.n, c.g)
         a = self.mu * (c.f / c.n - dot(grad, task.params(x)))
-        return {"theta": x, "grad": grad, "a": a, "alpha": alpha}, self.kept(x, m, s, has_s)
+        up = {"theta": self.exchanged(task, x), "grad": grad, "a": a, "alpha": alpha}
+        return up, self.kept(x, m, s, has_s)
 
     def kept(self, theta: Model, m: Model, s: Model, has_s: Tensor) -> Kept:
         return Kept(theta, self.momentum_to_keep(m), {}, has_s)
