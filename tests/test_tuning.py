@@ -424,11 +424,22 @@ def test_values_that_do_not_fit_the_model_are_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_without_optuna(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "keys", [{"prune": True}, {"own": {"local": {"train.lr": {"low": 0.01, "high": 0.1}}}}], ids=["prune", "range"]
+)
+def test_ranges_and_pruning_need_optuna(
+    keys: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "optuna", None)
-    result = bespoke("tune", "--out", tmp_path / "out")
-    assert result.exit_code == 2
-    assert "pip install 'bespokefl[tune]'" in result.output
+    with pytest.raises(InputError, match=r"needs the package optuna .* pip install 'bespokefl\[tune\]'"):
+        tune(experiment(tune=keys), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_grid_is_tried_without_optuna(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    trials = quick(tmp_path, {"train.lr": [0.00001, 0.1, 0.3]}, trials=2).methods[0].trials
+    assert len(trials) == 2 and all(trial.state == "complete" for trial in trials)
 
 
 # files -------------------------------------------------------------------------------------------------

@@ -1,7 +1,8 @@
-"""Which values come next, and which trials end early: optuna's part.
+"""Which values come next, and which trials end early.
 
-A study lives for one trial. It is built from the trials before, and its sampler is seeded by their number, so a resumed
-tuning goes on exactly as one that was never disturbed.
+A grid without pruning needs nobody's advice. Values of a range, and pruning, are optuna's part: a study lives for one
+trial; it is built from the trials before, and its sampler is seeded by their number, so a resumed tuning goes on
+exactly as one that was never disturbed.
 """
 
 import contextlib
@@ -26,19 +27,28 @@ def need_optuna() -> None:
         import optuna  # noqa: F401
     except ImportError:
         raise InputError(
-            "bespoke tune needs the package optuna; install it with: pip install 'bespokefl[tune]'"
+            "bespoke tune needs the package optuna for ranges and for tune.prune: give lists of values and no pruning, "
+            "or install it with: pip install 'bespokefl[tune]'"
         ) from None
 
 
 class Proposal:
     """The values of the next trial; told how the trial goes, it says whether to end it."""
 
-    def __init__(self, trial: "optuna.trial.Trial") -> None:
-        self._trial = trial
-        self.parameters: Parameters = dict(trial.params)
+    def __init__(self, parameters: Parameters) -> None:
+        self.parameters = parameters
 
     def should_end(self, value: float, rounds: int) -> bool:
         """``value`` after this many rounds."""
+        return False
+
+
+class _OfOptuna(Proposal):
+    def __init__(self, trial: "optuna.trial.Trial") -> None:
+        super().__init__(dict(trial.params))
+        self._trial = trial
+
+    def should_end(self, value: float, rounds: int) -> bool:
         self._trial.report(value, rounds)
         return self._trial.should_prune()
 
@@ -47,6 +57,12 @@ def propose(
     space: Space, history: Sequence[Trial], *, trials: int | None, seed: int, prune: bool, rounds: int, ahead: int = 0
 ) -> Proposal:
     """The next point of a grid, or a point so far ahead of it, or what optuna's TPE sampler makes of the history."""
+    point: Parameters | None = None
+    if space.is_grid:
+        tried = [trial.parameters for trial in history]
+        point = [other for other in space.points(trials, seed) if other not in tried][ahead]
+        if not prune:
+            return Proposal(point)
     import optuna
 
     pruner = optuna.pruners.MedianPruner(TRIALS_BEFORE_PRUNING, int(ROUNDS_BEFORE_PRUNING * rounds))
@@ -57,11 +73,9 @@ def propose(
             direction="maximize", sampler=sampler, pruner=pruner if prune else optuna.pruners.NopPruner()
         )
         study.add_trials([_frozen(trial, distributions) for trial in history])
-        if space.is_grid:
-            tried = [trial.parameters for trial in history]
-            untried = [point for point in space.points(trials, seed) if point not in tried]
-            study.enqueue_trial(untried[ahead])
-        return Proposal(study.ask(distributions))
+        if point is not None:
+            study.enqueue_trial(point)
+        return _OfOptuna(study.ask(distributions))
 
 
 def _distribution(domain: Choices | Range) -> "BaseDistribution":

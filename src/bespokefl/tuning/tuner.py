@@ -81,7 +81,6 @@ class Tuning:
 
 def tune(experiment: Experiment, out: Path, *, resume: bool = False, reporter: Reporter | None = None) -> Tuning:
     """Tune every method as [tune] says; a trial that fails is recorded, and the others go on."""
-    need_optuna()
     tuner = _Tuner(experiment, out, resume, reporter or LineReporter(Console(quiet=True)))
     methods = tuner.run()
     best = {method.label: method.best for method in methods}
@@ -114,6 +113,8 @@ class _Tuner:
             if len(set(seeds)) < len(seeds):
                 raise InputError(f"tune.seeds = {list(seeds)!r}: should be different whole numbers.")
             self.spaces = read_spaces(experiment)
+            if self.section.prune or not all(space.is_grid for space in self.spaces.values()):
+                need_optuna()
             assembly.make_engine(experiment)
             loaded = {seed: assembly.load_data(self.experiment, seed) for seed in seeds}
             rule = choose_rule(experiment.eval.select, validated=has_validation(loaded[seeds[0]]))
