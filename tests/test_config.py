@@ -182,3 +182,15 @@ def test_messages_say_when_the_command_line_is_to_blame(tmp_path: Path) -> None:
 def test_unreadable_file(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"no\.toml cannot be read"):
         read_experiment(tmp_path / "no.toml")
+
+
+@pytest.mark.parametrize("every", [2, 10])
+def test_rounds_to_a_target_are_counted_round_by_round(tmp_path: Path, every: int) -> None:
+    text = f'algorithms = ["local"]\n[eval]\nevery = {every}\ntarget = 0.7\n'
+    path = tmp_path / "exp.toml"
+    path.write_text(text)
+    with pytest.raises(InputError, match=rf"eval\.every = {every} .*eval\.target = 0\.7.*eval\.every = 1.*line 3"):
+        read_experiment(path)
+    assert read_experiment(path, [("eval.every", 1)]).eval.target == 0.7
+    path.write_text(text.replace("target = 0.7\n", ""))
+    assert read_experiment(path).eval.every == every

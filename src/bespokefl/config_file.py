@@ -14,7 +14,17 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from bespokefl.algorithms import build_algorithm
-from bespokefl.config import SECTIONS, AlgorithmChoice, Document, Experiment, ModelSection, Origin, Part, Section
+from bespokefl.config import (
+    SECTIONS,
+    AlgorithmChoice,
+    Document,
+    EvalSection,
+    Experiment,
+    ModelSection,
+    Origin,
+    Part,
+    Section,
+)
 from bespokefl.errors import InputError, unknown_name
 from bespokefl.overrides import Setting, options_of, overlaid, with_settings
 from bespokefl.scale import Scale, small_changes
@@ -126,9 +136,21 @@ def _parse(document: Document, settings: Sequence[Setting], origin: Origin) -> E
         if (key in SECTIONS or key == "algorithm") and not isinstance(value, Mapping):
             raise origin.at(key, InputError(f"{key} = {value!r} should be a table: [{key}] with one line per key."))
     with origin.located():
-        sections = {name: _section(name, kind, document.get(name, {})) for name, kind in SECTIONS.items()}
+        sections: dict[str, Any] = {
+            name: _section(name, kind, document.get(name, {})) for name, kind in SECTIONS.items()
+        }
         seeds = _seeds(document.get("seeds", [0]))
-    return Experiment(_algorithms(document, origin), seeds, **sections, origin=origin)  # type: ignore[arg-type]
+        _check_target(sections["eval"])
+    return Experiment(_algorithms(document, origin), seeds, **sections, origin=origin)
+
+
+def _check_target(section: EvalSection) -> None:
+    """Rounds to a target are exact only where every round is evaluated."""
+    if section.target is not None and section.every > 1:
+        raise InputError(
+            f"eval.every = {section.every} beside eval.target = {section.target}: the number of rounds to the target "
+            "would depend on how often rounds are evaluated. Set eval.every = 1, or leave out eval.target."
+        )
 
 
 def experiment_document(experiment: Experiment) -> Document:
