@@ -82,8 +82,10 @@ def federate(
     assignment = scheme.assign(dataset, count, seed, chosen)
     names = assignment.names or tuple(str(client) for client in range(count))
     test_used, val_used = _fractions(scheme, dataset, test, val)
-    rows = rows_by_owner(assignment.owner, count)
-    splits = split_clients(rows, names, test_used, val_used, seed, dataset.labels if scheme.stratified else None)
+    rows = assignment.drawn or rows_by_owner(assignment.owner, count)
+    labels = dataset.labels if scheme.stratified else None
+    shuffled = assignment.drawn is not None
+    splits = split_clients(rows, names, test_used, val_used, seed, labels, shuffled=shuffled)
     record = {
         "source": {"name": dataset.name, "samples": len(dataset), "note": dataset.note},
         "partition": {"name": partition, "clients": count, "seed": seed} | asdict(chosen) | assignment.details,

@@ -14,6 +14,7 @@ from pydantic import Field
 
 from bespokefl.data.dataset import Dataset, IntArray
 from bespokefl.data.options import NoOptions
+from bespokefl.data.released import released_draw
 from bespokefl.errors import InputError
 from bespokefl.rng import stream
 
@@ -28,6 +29,7 @@ class Assignment:
     owner: IntArray  # (rows,) the client of each row, or UNUSED
     details: dict[str, Any] = field(default_factory=dict)  # for the record, e.g. the number of redraws
     names: tuple[str, ...] = ()  # the clients' names where they have some
+    drawn: tuple[IntArray, ...] | None = None  # each client's rows as its split takes them; None: split by streams
 
 
 def _twenty_clients(data: Dataset, options: Any) -> int:
@@ -88,6 +90,7 @@ class DirichletOptions:
     alpha: Annotated[float, Field(gt=0)] = 0.3  # concentration: small is skewed, large is even
     min_samples: Annotated[int, Field(ge=2)] | None = None  # every client's least; None: min(40, samples / (4 clients))
     top_up: bool = False  # one draw, then fill small clients from the largest: for so many clients that no draw is good
+    draw: Literal["streams", "released"] = "streams"  # released: as PGFed's generator draws, whose data.seed is 1
 
 
 def assign_dirichlet(data: Dataset, clients: int, seed: int, options: DirichletOptions) -> Assignment:
@@ -98,22 +101,42 @@ def assign_dirichlet(data: Dataset, clients: int, seed: int, options: DirichletO
             f"data.min_samples = {least} for data.clients = {clients} needs {least * clients} samples, but the dataset "
             f"has {len(data)}: lower one of the two."
         )
+    if options.draw == "released":
+        return _assign_released(data, clients, seed, options, least)
     class_sizes = np.bincount(data.y, minlength=len(data.classes))
     for redraws in range(MAX_REDRAWS):
         counts = _dirichlet_counts(class_sizes, clients, options.alpha, stream(seed, "partition", redraws))
         if options.top_up or counts.sum(axis=1).min() >= least:
             break
     else:
-        raise InputError(
-            f"No draw out of {MAX_REDRAWS} gave each of data.clients = {clients} clients data.min_samples = {least} "
-            f"samples at data.alpha = {options.alpha}: use fewer clients, a lower data.min_samples, a larger "
-            "data.alpha, or data.top_up = true, which fills small clients from the largest."
-        )
+        raise _no_draw(clients, options.alpha, least, ", or data.top_up = true, which fills small clients")
     owner = np.empty(len(data), dtype=np.int64)
     for rows, count in zip(_shuffled_classes(data, seed), counts.T, strict=True):
         owner[rows] = np.repeat(np.arange(clients), count)
     moved = _top_up(owner, clients, least, stream(seed, "partition-top-up")) if options.top_up else 0
     return Assignment(owner, {"min_samples": least, "redraws": redraws, "moved": moved})
+
+
+def _assign_released(data: Dataset, clients: int, seed: int, options: DirichletOptions, least: int) -> Assignment:
+    if options.top_up:
+        raise InputError(
+            "data.top_up = True beside data.draw = 'released': the released generator draws again instead of filling "
+            "small clients; leave data.top_up out, or take data.draw = 'streams'."
+        )
+    found = released_draw(data.labels, len(data.classes), clients, options.alpha, least, seed, MAX_REDRAWS)
+    if found is None:
+        raise _no_draw(clients, options.alpha, least)
+    owner = np.empty(len(data), dtype=np.int64)
+    for client, rows in enumerate(found.rows):
+        owner[rows] = client
+    return Assignment(owner, {"min_samples": least, "redraws": found.redraws, "moved": 0}, drawn=found.rows)
+
+
+def _no_draw(clients: int, alpha: float, least: int, other: str = "") -> InputError:
+    return InputError(
+        f"No draw out of {MAX_REDRAWS} gave each of data.clients = {clients} clients data.min_samples = {least} "
+        f"samples at data.alpha = {alpha}: use fewer clients, a lower data.min_samples, a larger data.alpha{other}."
+    )
 
 
 def _dirichlet_counts(sizes: IntArray, clients: int, alpha: float, rng: np.random.Generator) -> IntArray:

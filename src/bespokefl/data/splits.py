@@ -44,11 +44,20 @@ def spread_by_class(rows: IntArray, labels: IntArray) -> IntArray:
 
 
 def split_client(
-    rows: IntArray, client: int, name: str, test: float, val: float, seed: int, labels: IntArray | None = None
+    rows: IntArray,
+    client: int,
+    name: str,
+    test: float,
+    val: float,
+    seed: int,
+    labels: IntArray | None = None,
+    *,
+    shuffled: bool = False,
 ) -> tuple[IntArray, IntArray, IntArray]:
     """Train, val and test rows of one client, at random (stream: seed, "split", client).
 
-    With `labels`, one per row of the dataset, each class is split in about the same proportions.
+    With `labels`, one per row of the dataset, each class is split in about the same proportions. Rows that are
+    `shuffled` already are taken in their order: first the test rows, then the validation rows.
     """
     needed = 3 if val > 0 else 2
     if len(rows) < needed:
@@ -57,7 +66,7 @@ def split_client(
             f"(one each to train, test{' and validate' if val > 0 else ''}): "
             "use fewer clients (data.clients), more data, or another partition."
         )
-    drawn = stream(seed, "split", client).permutation(rows)
+    drawn = rows if shuffled else stream(seed, "split", client).permutation(rows)
     if labels is not None:
         drawn = spread_by_class(drawn, labels[drawn])
     _, n_val, n_test = split_sizes(len(rows), test, val)
@@ -66,12 +75,19 @@ def split_client(
 
 
 def split_clients(
-    rows: Sequence[IntArray], names: Sequence[str], test: float, val: float, seed: int, labels: IntArray | None = None
+    rows: Sequence[IntArray],
+    names: Sequence[str],
+    test: float,
+    val: float,
+    seed: int,
+    labels: IntArray | None = None,
+    *,
+    shuffled: bool = False,
 ) -> Splits:
     """Split every client's rows by `split_client`."""
     check_fractions(test, val)
     parts = [
-        split_client(own, client, name, test, val, seed, labels)
+        split_client(own, client, name, test, val, seed, labels, shuffled=shuffled)
         for client, (own, name) in enumerate(zip(rows, names, strict=True))
     ]
     return dict(zip(SPLITS, zip(*parts, strict=True), strict=True))
