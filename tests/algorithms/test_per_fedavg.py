@@ -36,11 +36,18 @@ def meta_step(w: small.Weights, x: small.Array, y: Any, variant: str) -> small.W
 
 @both_engines
 @pytest.mark.parametrize(
-    ("variant", "sizes", "adapt_by", "size"),
-    [("hf", ([6, 1], [4]), "alpha", ALPHA), ("fo", ([4, 3], [4]), "beta", 0.1)],
+    ("variant", "sizes", "adapt_by", "size", "weights", "n"),
+    [
+        ("hf", ([6, 1], [4]), "alpha", ALPHA, "uniform", (1, 1)),
+        ("fo", ([4, 3], [4]), "beta", 0.1, "sample", (7, 4)),
+    ],
 )
-def test_by_hand(engine: type, variant: Any, sizes: Any, adapt_by: Any, size: float) -> None:
-    algorithm = PerFedAvg(**TRAINING, weight_decay=0.05, alpha=ALPHA, delta=DELTA, variant=variant, adapt_by=adapt_by)
+def test_by_hand(
+    engine: type, variant: Any, sizes: Any, adapt_by: Any, size: float, weights: Any, n: tuple[int, int]
+) -> None:
+    algorithm = PerFedAvg(
+        **TRAINING, weight_decay=0.05, alpha=ALPHA, delta=DELTA, variant=variant, adapt_by=adapt_by, weights=weights
+    )
     schedule = [[1], [0, 1]]
     federation = small.federate(algorithm, engine(), schedule=schedule)
     w = small.start()
@@ -54,7 +61,7 @@ def test_by_hand(engine: type, variant: Any, sizes: Any, adapt_by: Any, size: fl
             for r in batches:
                 v = meta_step(v, x[r], y[r], variant)
             models.append(v)
-        w = small.average(models, [1 / len(online)] * len(online))
+        w = small.average(models, [n[i] / sum(n[k] for k in online) for i in online])
         small.assert_models(federation.server["w"], w)
     program = algorithm.personal_model(federation.server, None).program  # type: ignore[arg-type]
     for i, (x, y) in enumerate(small.samples()):

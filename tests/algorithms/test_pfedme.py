@@ -40,25 +40,28 @@ def trained(w: small.Weights, samples: Any, batches: Any, decay: float = 0.0) ->
         ({"weight_decay": 0.1}, ([3, 3, 1] * 2, [3, 1] * 2)),
         ({"beta": 1.6}, ([3, 3, 1] * 2, [3, 1] * 2)),
         ({"local_unit": "steps", "R": 4}, ([3, 3, 1, 3], [3, 1, 3, 1])),
+        ({"personal": "w_i", "weights": "sample", "weight_decay": 0.001}, ([3, 3, 1] * 2, [3, 1] * 2)),
     ],
 )
 def test_by_hand(engine: type, options: dict[str, Any], steps: Any) -> None:
     algorithm = PFedMe(**TRAINING, **MOREAU, **options)
     federation = small.federate(algorithm, engine(), schedule=SCHEDULE)
-    w, theta, beta = small.start(), [small.start(), small.start()], options.get("beta", 1.0)
+    w, own, beta = small.start(), [small.start(), small.start()], options.get("beta", 1.0)
+    n = [7, 4] if options.get("weights") == "sample" else [1, 1]
     for t, online in enumerate(SCHEDULE):
         federation.round()
         local = []
         for i in online:
             (rows,) = small.batches(federation, algorithm.train, i, t)
             assert [len(r) for r in rows] == steps[i]
-            w_i, theta[i] = trained(w, small.samples()[i], rows, options.get("weight_decay", 0.0))
+            w_i, theta = trained(w, small.samples()[i], rows, options.get("weight_decay", 0.0))
+            own[i] = w_i if options.get("personal") == "w_i" else theta
             local.append(w_i)
-        average = small.average(local, [1 / len(online)] * len(online))
+        average = small.average(local, [n[i] / sum(n[k] for k in online) for i in online])
         w = {k: (1 - beta) * w[k] + beta * average[k] for k in w}
         small.assert_models(federation.server["w"], w)
         for i in range(2):  # the initial model if it never took part
-            small.assert_models(federation.client_model(i), theta[i])
+            small.assert_models(federation.client_model(i), own[i])
 
 
 def test_many_inner_steps_reach_the_proximal_point() -> None:

@@ -146,20 +146,23 @@ def test_by_hand(case: str, engine: type) -> None:
 
 # FedBABU: P is fine-tuned ----------------------------------------------------------------------------
 @pytest.mark.parametrize(
-    ("engine", "part", "names", "finetune_lr"),
+    ("engine", "part", "names", "finetune_lr", "weights"),
     [
-        (Sequential, "whole", ALL, None),
-        (Vectorized, "whole", ALL, 0.25),
-        (Sequential, "body", BODY, 0.0),
-        (Sequential, "head", HEAD, 0.25),
+        (Sequential, "whole", ALL, None, "uniform"),
+        (Vectorized, "whole", ALL, 0.25, "sample"),
+        (Sequential, "body", BODY, 0.0, "sample"),
+        (Sequential, "head", HEAD, 0.25, "uniform"),
     ],
 )
-def test_fedbabu_by_hand(engine: type, part: Any, names: tuple[str, ...], finetune_lr: float | None) -> None:
-    algorithm = FedBABU(**TRAINING, finetune_part=part, finetune_epochs=2, finetune_lr=finetune_lr)
+def test_fedbabu_by_hand(
+    engine: type, part: Any, names: tuple[str, ...], finetune_lr: float | None, weights: Any
+) -> None:
+    algorithm = FedBABU(**TRAINING, finetune_part=part, finetune_epochs=2, finetune_lr=finetune_lr, weights=weights)
     run = small.federate(algorithm, engine(), schedule=SCHEDULE)
     for _ in SCHEDULE:
         run.round()
-    phi, own = play(run, small.start(), Rules(HEAD, [[Step(BODY)]], alike))
+    rules = Rules(HEAD, [[Step(BODY)]], alike) if weights == "uniform" else Rules(HEAD, [[Step(BODY)]])
+    phi, own = play(run, small.start(), rules)
     common = run.global_model()
     assert common is not None
     small.assert_models(common, phi | {k: small.start()[k] for k in HEAD}, 1e-11)

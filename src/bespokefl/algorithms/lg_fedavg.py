@@ -8,7 +8,8 @@ statistics go with their layers.
 * The authors' code averages all clients alike (``weights="uniform"``), and starts from a model that FedAvg has trained:
   hand that one to the federation as its ``initial`` model.
 * ``update="body_then_head"`` is PGFed's code: two passes over each batch, the first moves the body, the second the head
-  on top of the moved body. The statistics of BatchNorm are those of the first pass.
+  on top of the moved body. The statistics of BatchNorm are those of the first pass. With the PyTorch of its time, whose
+  cleared gradients are zeros, the part that rests in a pass also coasts on its momentum there; here it rests.
 * A popular re-implementation shares the first layers instead; that is another method.
 """
 

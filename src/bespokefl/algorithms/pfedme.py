@@ -4,7 +4,7 @@ min over w of the mean of F_i(w) = min_theta f_i(theta) + lam/2 |theta - w|^2, e
 Algorithm 1 a client approaches the inner minimum by K steps on one batch,
 theta <- theta - eta_p (grad f_i(theta) + lam (theta - w_i)), and follows the envelope's gradient with its copy of w,
 w_i <- w_i - eta lam (w_i - theta). The server takes w <- (1 - beta) w + beta mean_i w_i, 1/C each. eta is ``lr``. What
-is scored is theta_i of the client's last round (the initial model if it never took part).
+is scored is theta_i of the client's last round (the initial model if it never took part), or w_i (``personal="w_i"``).
 
 As in the authors' code theta starts a round at w and then goes on from local step to local step; it is not set back to
 w_i. Further:
@@ -15,6 +15,8 @@ w_i. Further:
 * Their inner step also decays theta by 0.001, which is ``weight_decay`` here. Both updates are plain steps: momentum
   and ``opt_state`` have no effect.
 * They take eta = 0.005 and batches of 20.
+* PGFed's comparison scores w_i: its code means theta_i, but overwrites it with w_i when a client's round ends. It has
+  lam = 1, K = 5, eta_p = 0.01, eta = 0.005, beta = 1, the same decay, averages by samples, and batches of 10.
 * Running statistics are those of the passes at theta, also in w_i; beta above 1 does not push them beyond the mean.
 """
 
@@ -55,10 +57,11 @@ class PFedMe(ModelAveraging, OneModel):
     local_unit: Literal["epochs", "steps"] = hyper("epochs", "local rounds: the batches of local_epochs, or R of them")
     R: int = hyper(20, 'R: local rounds, one batch each (local_unit="steps")', low=1)
     train_all: bool = hyper(False, "train all clients in every round, average only those sampled")
+    personal: Literal["theta", "w_i"] = hyper("theta", "which model a client is scored with (w_i: PGFed's code)")
     weights: Literal["sample", "uniform"] = hyper("uniform", "p_i: aggregation by samples (n_i) or all clients alike")
 
     def init_client(self, task: Task, x0: Model) -> Model:
-        return x0  # theta
+        return x0  # theta, or w_i
 
     @property
     def why_not_adam(self) -> str:
@@ -104,7 +107,7 @@ class PFedMe(ModelAveraging, OneModel):
             return self.epochs
         return shuffled(1, self.batch_size, steps=self.R, drop_last=self.drop_last)
 
-    def begin(self, task: Task, down: Down, theta: Model) -> Pair:
+    def begin(self, task: Task, down: Down, kept: Model) -> Pair:
         return Pair(down.w, down.w)
 
     def step(self, task: Task, down: Down, c: Pair, batch: Batch) -> Pair:
@@ -124,10 +127,14 @@ class PFedMe(ModelAveraging, OneModel):
         return c._replace(x=self.approached(task, c.x, down.w, batch))
 
     def finish(self, task: Task, down: Down, c: Pair) -> tuple[dict[str, Tree], Model]:
-        return {"w": c.w}, c.theta
+        return {"w": c.w}, self.kept(c)
 
     def finish_apart(self, task: Task, down: Down, c: Pair) -> tuple[dict[str, Tree], Model]:
-        return {}, c.theta
+        return {}, self.kept(c)
 
-    def own(self, task: Task, down: Down, theta: Model) -> Model:
-        return theta
+    def kept(self, c: Pair) -> Model:
+        """What is scored; theta starts every round at w."""
+        return c.theta if self.personal == "theta" else c.w
+
+    def own(self, task: Task, down: Down, kept: Model) -> Model:
+        return kept
