@@ -111,8 +111,12 @@ class AttackSection(Section):
 class Contradiction(Section):
     """Numbers that contradict each other inside a paper."""
 
-    where: str  # the cells it concerns: a pattern for setting/label/metric, or label/metric without settings
+    where: str | list[str]  # the cells it concerns: patterns for setting/label/metric, or label/metric without settings
     says: str
+
+    @property
+    def places(self) -> list[str]:
+        return [self.where] if isinstance(self.where, str) else self.where
 
 
 class DataNote(Section):
@@ -181,10 +185,16 @@ class PaperSection(Section):
     source: str = ""  # the paper, and what is known of the place
     metrics: Annotated[list[str], Field(min_length=1)] = ["mean"]  # that the paper reports
     unit: Literal["percent", "fraction"] = "percent"  # of accuracies and the like in ``numbers``
+    numbers_from: str = ""  # a table that is shipped, such as "pgfed.table1", or a setting of it: fills what follows
+    rows: dict[str, str] = {}  # by label: the row of that table, or setting/row, where it is not the label's own
     numbers: dict[str, dict[str, float]] = {}  # by metric, then label
+    spreads: dict[str, dict[str, float]] = {}  # likewise, of those numbers
+    spread_of: Literal["seeds", "clients"] = "seeds"  # over what ``spreads`` are taken
+    lost: list[str] = []  # metric/label of numbers that the paper has, and that cannot be read any more
     accuracy: dict[str, float] = {}  # short for numbers.mean, always in percent
     added: list[str] = []  # labels that the paper does not have
     contradictions: list[Contradiction] = []
+    remarks: list[str] = []  # on all of its numbers
     data: list[DataNote] = []
 
 

@@ -7,7 +7,7 @@ import os
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,6 +27,7 @@ from bespokefl.config import (
 )
 from bespokefl.errors import InputError, unknown_name
 from bespokefl.overrides import Setting, options_of, overlaid, with_settings
+from bespokefl.reproduce.printed import with_printed
 from bespokefl.scale import Scale, small_changes
 from bespokefl.tomlfile import key_lines, parse_value
 
@@ -105,7 +106,11 @@ def parse_parts(
         lines = dict(known.lines)
         for prefix in prefixes:
             lines |= {key.removeprefix(prefix): line for key, line in known.lines.items() if key.startswith(prefix)}
-        experiment = _parse(merged, given, Origin(known.file, lines, frozenset(key for key, _ in given)))
+        place_of = Origin(known.file, lines, frozenset(key for key, _ in given))
+        experiment = _parse(merged, given, place_of)
+        with place_of.located():
+            paper = with_printed(experiment.paper, name, [choice.label for choice in experiment.algorithms])
+        experiment = replace(experiment, paper=paper)
         parts.append(Part(name, entry.get("title", ""), experiment))
     return tuple(parts)
 

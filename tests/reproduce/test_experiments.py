@@ -76,8 +76,9 @@ def test_contradictions_and_notes_point_at_something(name: str) -> None:
         for choice in part.experiment.algorithms
         for metric in part.experiment.paper.metrics
     ]
-    for note in found[0].experiment.paper.contradictions:
-        assert fnmatch.filter(cells, note.where), note.where
+    for part in found:
+        for place in (place for note in part.experiment.paper.contradictions for place in note.places):
+            assert fnmatch.filter(cells, place), place
     for data in found[0].experiment.paper.data:
         for pattern in data.settings:
             assert fnmatch.filter([part.name for part in found], pattern) or found[0].name == ""

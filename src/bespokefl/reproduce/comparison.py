@@ -149,7 +149,8 @@ def _column(
 
 def _marks(setting: str, label: str, metric: str, paper: PaperSection) -> tuple[int, ...]:
     cell = "/".join(part for part in (setting, label, metric) if part)
-    return tuple(n for n, note in enumerate(paper.contradictions, 1) if fnmatch.fnmatchcase(cell, note.where))
+    notes = enumerate(paper.contradictions, 1)
+    return tuple(n for n, note in notes if any(fnmatch.fnmatchcase(cell, place) for place in note.places))
 
 
 def _runs(experiment: Experiment, folder: Path, plans: Mapping[tuple[str, int], RunPlan]) -> list[StoredRun]:

@@ -1,7 +1,7 @@
 """The figures that the papers' tables hold, read from a finished run."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -13,7 +13,7 @@ from bespokefl.results.files import StoredRun
 
 Unit = Literal["percent", "points", "plain"]  # percent and points: a fraction times 100
 Value = Callable[[StoredRun, StoredRun | None], float | None]  # (the run, Local's run of the same seed)
-PER_CLIENT = "client:"  # "client:MNIST" is the accuracy of the client of that name
+PER_CLIENT = "client:"  # "client:MNIST" is the accuracy of the client of that name, "client:A:dice" another score
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,11 @@ def _seconds_per_round(run: StoredRun, _: StoredRun | None) -> float | None:
     return None if "train_seconds" not in summary else float(summary["train_seconds"]) / int(summary["rounds"])
 
 
+def _hours(run: StoredRun, _: StoredRun | None) -> float | None:
+    summary = run.summary or {}
+    return None if "train_seconds" not in summary else float(summary["train_seconds"]) / 3600
+
+
 def _binary(key: str, heading: str) -> dict[str, Measure]:
     """A score that a run has for each client, and its spread over clients."""
     return {
@@ -103,20 +108,24 @@ MEASURES: dict[str, Measure] = {
     "hausdorff": Measure("Hausdorff distance, pixels", _of_clients("hausdorff", "mean", 1), "plain", False),
     "hausdorff_std": Measure("std of the distance", _of_clients("hausdorff", "std", 1), "plain", False),
     "seconds": Measure("seconds of training a round", _seconds_per_round, "plain", False),
+    "hours": Measure("hours of training in all", _hours, "plain", False),
     "memory": Measure("peak memory, MB", _of_summary("peak_memory_bytes", 1e-6), "plain", False),
     "megabytes": Measure("MB sent", _of_summary("bytes_total", 1e-6), "plain", False),
 }
+OF_CLIENTS = ("auc", "sensitivity", "specificity", "f1", "dice", "hausdorff")  # scores that each client has
 
 
 def measure(name: str) -> Measure:
     """The measure of that name; one client's accuracy for ``client:NAME``, any scored model's for a `View`'s name."""
     if name.startswith(PER_CLIENT):
-        return Measure(f"{name.removeprefix(PER_CLIENT)} %", _client(name.removeprefix(PER_CLIENT)))
+        return _client_measure(name.removeprefix(PER_CLIENT))
     if view := View.named(name):
         unit: Unit = "points" if view.figure == "std" else "percent"
         return Measure(f"{view.heading}, %", _of_view(view), unit, higher_is_better=view.figure != "std")
     if name not in MEASURES:
-        raise unknown_name("paper.metrics", name, [*MEASURES, f"{PER_CLIENT}NAME", "MODEL:FIGURE@ROUND"])
+        raise unknown_name(
+            "paper.metrics", name, [*MEASURES, f"{PER_CLIENT}NAME", f"{PER_CLIENT}NAME:SCORE", "MODEL:FIGURE@ROUND"]
+        )
     return MEASURES[name]
 
 
@@ -128,11 +137,26 @@ def _of_view(view: View) -> Value:
     return value
 
 
-def _client(name: str) -> Value:
+def _client_measure(text: str) -> Measure:
+    """``NAME`` is a client's accuracy, ``NAME:COLUMN`` another of its scores."""
+    name, _, column = text.partition(":")
+    if not column:
+        return Measure(f"{name} %", _client(name, "accuracy", 100.0))
+    if column not in OF_CLIENTS:
+        raise unknown_name("paper.metrics", f"{PER_CLIENT}{text}", [f"{PER_CLIENT}{name}:{one}" for one in OF_CLIENTS])
+    of_all = MEASURES[column]
+    factor = 1.0 if of_all.unit == "plain" else 100.0
+    return replace(of_all, heading=f"{name}, {of_all.heading}", value=_client(name, column, factor))
+
+
+def _client(name: str, column: str, factor: float) -> Value:
     def value(run: StoredRun, _: StoredRun | None) -> float | None:
         clients: Mapping[str, Any] = run.clients or {}
         names = [str(other) for other in clients.get("name", ())]
-        return 100 * float(clients["accuracy"][names.index(name)]) if name in names else None
+        if name not in names or column not in clients:
+            return None
+        score = float(clients[column][names.index(name)])
+        return factor * score if np.isfinite(score) else None
 
     return value
 

@@ -21,6 +21,7 @@ from bespokefl.progress import make_reporter, several_reporters
 from bespokefl.reproduce import measures, tables
 from bespokefl.reproduce.comparison import Comparison, compare_setting, to_json
 from bespokefl.reproduce.pool import Job, free_workers, run_jobs
+from bespokefl.reproduce.printed import merged
 from bespokefl.results import files
 from bespokefl.run import RunPlan
 from bespokefl.scale import Scale
@@ -90,6 +91,7 @@ def _choose(request: Request) -> list[_Setting]:
         if picked:
             chosen = replace(part.experiment, algorithms=tuple(picked))
             found.append(_Setting(part, as_in_paper[part.name], chosen, request.out / part.name, {}))
+    _share_notes(found)
     for pattern in request.only:
         if pattern not in matched:
             there = f"settings: {', '.join(as_in_paper)}; " if any(as_in_paper) else ""
@@ -97,6 +99,16 @@ def _choose(request: Request) -> list[_Setting]:
             methods = ", ".join(dict.fromkeys(labels))
             raise InputError(f"--only {pattern} matches nothing. There are {there}methods: {methods}.")
     return found
+
+
+def _share_notes(settings: Sequence[_Setting]) -> None:
+    """Footnotes are numbered over all settings: each gets the notes of all, which name their setting."""
+    papers = [setting.part.experiment.paper for setting in settings]
+    notes = merged(note for paper in papers for note in paper.contradictions)
+    remarks = list(dict.fromkeys(remark for paper in papers for remark in paper.remarks))
+    for setting, paper in zip(settings, papers, strict=True):
+        shared = paper.model_copy(update={"contradictions": notes, "remarks": remarks})
+        setting.part = replace(setting.part, experiment=replace(setting.part.experiment, paper=shared))
 
 
 def _asked_for(request: Request, names: Sequence[str]) -> Iterator[Part]:

@@ -148,8 +148,9 @@ def setting_text(comparison: Comparison, setting: SettingResult) -> str:
 
 
 def footnotes(comparison: Comparison) -> list[str]:
-    """The marks that the tables show."""
+    """The marks that the tables show, and what is to be known of all of the paper's numbers."""
     used = {
         mark for setting in comparison.settings for column in setting.columns for c in column.cells for mark in c.marks
     }
-    return [f"[{mark}] In the paper: {note.says}" for mark, note in enumerate(comparison.notes, 1) if mark in used]
+    marked = [f"[{mark}] In the paper: {note.says}" for mark, note in enumerate(comparison.notes, 1) if mark in used]
+    return marked + [f"The paper's numbers here: {remark}" for remark in comparison.paper.remarks]
