@@ -16,6 +16,7 @@ from bespokefl import assembly
 from bespokefl.config import AlgorithmChoice, Experiment
 from bespokefl.data import FederatedData
 from bespokefl.engines import Engine
+from bespokefl.engines.peak import PeakMemory
 from bespokefl.engines.together import Together
 from bespokefl.engines.variants import Variants
 from bespokefl.errors import EndedEarly, InputError, RunError, in_short
@@ -182,8 +183,9 @@ def run_planned(plan: RunPlan, make: Callable[[], RoundLoop], reporter: Reporter
     """True if the run finished, False if it failed; Interrupted if somebody asked to stop."""
     ending, done = "stopped", 0
     try:
-        federation = make()
-        complete = Run(plan, federation).execute(reporter, stop)
+        with PeakMemory() as memory:
+            federation = make()
+            complete = Run(plan, federation, memory).execute(reporter, stop)
         ending, done = "" if complete else "stopped", federation.rounds_done
     except EndedEarly as reason:
         files.write_atomically(plan.folder / files.ERROR, explain(reason))

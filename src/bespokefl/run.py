@@ -14,7 +14,7 @@ import torch
 
 from bespokefl import __version__, checkpoint, metrics, trees
 from bespokefl.config import CheckpointSection, Document, EvalSection, NewClientsSection, OutputSection
-from bespokefl.engines.memory import peak_bytes
+from bespokefl.engines.peak import PeakMemory
 from bespokefl.errors import EndedEarly
 from bespokefl.federation import Federation
 from bespokefl.interrupts import StopRequest
@@ -56,8 +56,8 @@ class RunPlan:
 class Run:
     """The round loop around a federation: evaluate, record, checkpoint, and at the end the files."""
 
-    def __init__(self, plan: RunPlan, federation: RoundLoop) -> None:
-        self.plan, self.federation = plan, federation
+    def __init__(self, plan: RunPlan, federation: RoundLoop, memory: PeakMemory) -> None:
+        self.plan, self.federation, self.memory = plan, federation, memory
         self.rule = choose_rule(plan.eval.select, validated=bool(federation.data.sizes("val").any()))
         self.selection = Selection(federation, self.rule, plan.rounds, plan.eval.s_fraction, self._crosses())
         self._saves = _Schedule(plan.checkpoint)
@@ -68,8 +68,6 @@ class Run:
         folder = self.plan.folder
         files.write_atomically(folder / files.CONFIG, dumps(self.plan.document))
         (folder / files.ERROR).unlink(missing_ok=True)
-        if self.federation.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self.federation.device)
         done = self._restore(reporter)
         self.federation.begin()
         log = files.RoundLog(folder / files.ROUNDS, keep=done)
@@ -202,6 +200,7 @@ class Run:
         score, folder = self.selection.score, self.plan.folder
         assert score is not None
         fed, new_clients = self.federation, {}
+        peak = self.memory.bytes(fed.device)  # of the rounds: writing tables takes memory of its own
         fed.end()
         if isinstance(fed, Federation):
             if self.plan.output.personal:
@@ -213,7 +212,7 @@ class Run:
         store.write_results(folder, self.plan.name, score.round)
         if isinstance(fed, Federation) and fed.data.held_out is not None:
             new_clients = {"new_clients": let_new_clients_join(fed, self.plan.new_clients, folder, reporter)}
-        files.write_json(folder / files.SUMMARY, self._summary(score, log) | new_clients | ended)
+        files.write_json(folder / files.SUMMARY, self._summary(score, log, peak) | new_clients | ended)
 
     def _who(self) -> dict[str, Any]:
         data = self.federation.data
@@ -225,7 +224,7 @@ class Run:
         fed = self.federation
         return {"malicious": (~np.isin(range(fed.data.clients), fed.honest)).astype(int)} if len(fed.malicious) else {}
 
-    def _summary(self, score: Score, log: files.RoundLog) -> dict[str, Any]:
+    def _summary(self, score: Score, log: files.RoundLog, peak: int | None) -> dict[str, Any]:
         fed, plan = self.federation, self.plan
         figures = main_figures(score, fed.data.sizes("test"))
         further = further_figures(score, log.lines, plan.eval.target, len(fed.malicious))
@@ -238,7 +237,7 @@ class Run:
             **figures,
             "bytes_total": log.total("bytes_down") + log.total("bytes_up"),
             "train_seconds": float(log.total("seconds")),
-            "peak_memory_bytes": peak_bytes(fed.device),
+            "peak_memory_bytes": peak,
             "engine": fed.engine_name,
             "device": str(fed.device),
             "version": __version__,

@@ -50,7 +50,7 @@ def _available_ram() -> int:
 
 
 def peak_bytes(device: torch.device) -> int:
-    """The most memory used so far: of the device, or of this process on a CPU."""
+    """The most memory that this process ever used: of the device, or of its own on a CPU. `peak` has that of a run."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     import resource

@@ -57,7 +57,7 @@ class MethodRow:
     new_best: Figure | None  # after the epoch that is best for them on their test data
     megabytes: Figure  # sent by all, in both directions
     seconds: Figure  # of training
-    gpu_megabytes: Figure | None  # peak; a process' own peak says nothing about one of its runs
+    gpu_megabytes: Figure | None  # peak
 
 
 def method_rows(runs: Sequence[StoredRun]) -> list[MethodRow]:

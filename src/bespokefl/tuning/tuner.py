@@ -14,6 +14,7 @@ from bespokefl.config import AlgorithmChoice, Experiment
 from bespokefl.config_file import experiment_document
 from bespokefl.data import FederatedData
 from bespokefl.engines import Engine
+from bespokefl.engines.peak import PeakMemory
 from bespokefl.engines.variants import Variants
 from bespokefl.errors import InputError, in_short
 from bespokefl.experiment import make_folder, make_plan, side_by_side
@@ -255,8 +256,9 @@ class _Tuner:
         run.shown = reporter
         try:
             kit = kit._replace(engine=engine)
-            federation = assembly.make_federation(self.experiment, kit, plan.seed, self.data[plan.seed])
-            complete = Run(plan, federation).execute(run, trial.stop)
+            with PeakMemory() as memory:
+                federation = assembly.make_federation(self.experiment, kit, plan.seed, self.data[plan.seed])
+                complete = Run(plan, federation, memory).execute(run, trial.stop)
             ending = "" if complete else "pruned" if trial.pruned else "stopped"
         except OSError as error:  # a full disk says nothing about the values
             ending, stop.asked = f"failed: {in_short(error)}", True
