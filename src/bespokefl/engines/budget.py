@@ -61,7 +61,8 @@ class Budget:
             phase.batches.size or max(map(_longest, plan), default=0)
             for phase, plan in zip(job.program.phases, plans, strict=True)
         )
-        key = (job.task, job.program, trees.nbytes(dict(job.shared)), batch)
+        downloads = trees.nbytes(dict(job.shared)), trees.nbytes(trees.rows(dict(job.per_client), 0))
+        key = (job.task, job.program, downloads, batch)
         if key not in self._client_bytes:
             busiest = int(np.argmax([sum(len(plan[r]) for plan in plans) for r in range(len(job.clients))]))
             one = job.select(np.array([busiest]))

@@ -10,7 +10,7 @@ MAP = 640  # pixels of a matrix
 EXPLAINED = {
     ("pgfed", "A"): "Row i: the weights that client i gives to the others' risks.",
     ("pgfedmo", "A"): "Row i: the weights that client i gives to the others' risks.",
-    ("fedfomo", "P"): "Row i: what client i thinks of the others' models.",
+    ("fedfomo", "P"): "Row i: what client i thinks of its own and of the others' models.",
     ("lg-mix", "lambda"): "The share of a client's own update in the mixture; the rest is the global update.",
     ("lg-mix", "layers: |w - u| / |u|"): "How far a layer of the personal model is from the global one.",
     ("plgu-lf", "scores"): "How far a layer of the personal model is from the global one; the highest stay personal.",
