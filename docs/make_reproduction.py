@@ -21,7 +21,7 @@ import numpy as np
 
 from bespokefl.config import Part
 from bespokefl.config_file import read_parts
-from bespokefl.reproduce.comparison import paper_numbers
+from bespokefl.reproduce.cells import paper_numbers
 from bespokefl.reproduce.digest import RunDigest, digest_runs, figure, read_digest, write_digest
 from bespokefl.reproduce.measures import measure
 from bespokefl.reproduce.views import View

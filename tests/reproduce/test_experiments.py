@@ -15,7 +15,7 @@ from bespokefl.config_file import read_parts
 from bespokefl.data import SOURCES
 from bespokefl.models import MODELS
 from bespokefl.reproduce import measures
-from bespokefl.reproduce.comparison import paper_numbers
+from bespokefl.reproduce.cells import paper_numbers
 from bespokefl.tuning.space import read_spaces
 
 ROOT = Path(__file__).resolve().parents[2]

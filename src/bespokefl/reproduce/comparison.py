@@ -1,20 +1,20 @@
-"""Ours beside the paper's: every setting, method and figure of a table, with the difference and the ordering."""
+"""Ours beside the paper's: every setting, method and figure of a table, and what the comparison comes to."""
 
-import fnmatch
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bespokefl.config import Contradiction, Experiment, PaperSection, Part
+from bespokefl.config import Experiment, PaperSection, Part
 from bespokefl.config_file import experiment_document
 from bespokefl.experiment import differences
-from bespokefl.reproduce.measures import in_table_units, measure
-from bespokefl.reproduce.ordering import Ordering, compare_orderings
+from bespokefl.reproduce.cells import Cell, Column, by_seed, paper_columns
+from bespokefl.reproduce.measures import measure
+from bespokefl.reproduce.verdict import Tally, total
 from bespokefl.results.files import CONFIG, StoredRun, read_runs
 from bespokefl.results.methods import BASELINE
-from bespokefl.results.table import Figure, caption
+from bespokefl.results.table import caption
 from bespokefl.run import RunPlan
 
 SHARED = (
@@ -25,31 +25,6 @@ SHARED = (
     "attack",
     "new_clients",
 )  # sections that all runs of a setting have in common
-
-
-@dataclass(frozen=True)
-class Cell:
-    """A method's figure; percent where the measure is one."""
-
-    label: str
-    ours: Figure | None
-    paper: float | None  # None: not at hand, or not in the paper
-    in_paper: bool  # whether the paper has this method
-    marks: tuple[int, ...] = ()  # footnotes, from 1
-
-    @property
-    def difference(self) -> float | None:
-        return None if self.ours is None or self.paper is None else self.ours.mean - self.paper
-
-
-@dataclass(frozen=True)
-class Column:
-    """One measure of one setting."""
-
-    setting: str  # empty in an experiment without settings
-    metric: str
-    cells: tuple[Cell, ...]
-    ordering: Ordering
 
 
 @dataclass(frozen=True)
@@ -73,11 +48,28 @@ class Comparison:
     paper: PaperSection
     settings: tuple[SettingResult, ...]
     small: bool
+    left_out: int = 0  # numbers of the paper in settings that were not asked for
 
     @property
-    def notes(self) -> tuple[Contradiction, ...]:
-        """The footnotes; a mark is its place here, from 1."""
-        return tuple(self.paper.contradictions)
+    def compared(self) -> tuple[Column, ...]:
+        """The columns that the paper prints; of a small set-up only those that it has."""
+        columns = [column for setting in self.settings for column in setting.columns if column.tally.printed]
+        return tuple(column for column in columns if not self.small or column.tally.cells)
+
+    @property
+    def tally(self) -> Tally:
+        """Of all columns together."""
+        return total([*(column.tally for column in self.compared), Tally(printed=0 if self.small else self.left_out)])
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """The footnotes, in the order of the cells; a mark is its place here, from 1."""
+        cells = (cell for setting in self.settings for column in setting.columns for cell in column.cells)
+        return tuple(dict.fromkeys(note for cell in cells for note in cell.notes))
+
+    def marks(self, cell: Cell) -> list[int]:
+        """The footnotes of a cell."""
+        return [self.notes.index(note) + 1 for note in cell.notes]
 
 
 def compare_setting(
@@ -90,67 +82,21 @@ def compare_setting(
     for run in runs:
         by_label.setdefault(run.label, []).append(run)
     local = {run.seed: run for run in runs if run.summary and run.summary["algorithm"] == BASELINE}
-    numbers = paper_numbers(paper)
-    labels = list(dict.fromkeys([*(choice.label for choice in part.experiment.algorithms), *_labels(numbers)]))
-    columns = [
-        _column(part.name, name, paper, numbers.get(name, {}), labels, by_label, local) for name in paper.metrics
-    ]
+
+    labels = [choice.label for choice in part.experiment.algorithms]
+
+    def seeds(label: str, metric: str) -> dict[int, float]:
+        return by_seed((run.seed, measure(metric).value(run, local.get(run.seed))) for run in by_label.get(label, ()))
+
     return SettingResult(
         name=part.name,
         title=part.title,
-        columns=tuple(columns),
+        columns=paper_columns(part.name, paper, labels, seeds),
         scored=caption(runs) if runs else "",
         departures=tuple(departures(as_in_paper, part.experiment)),
         seeds=len({run.seed for run in runs}),
         missing_data=missing_data,
     )
-
-
-def paper_numbers(paper: PaperSection) -> dict[str, dict[str, float]]:
-    """The paper's numbers by metric and label, as our tables show them."""
-    numbers = {
-        name: {label: in_table_units(name, number, paper.unit) for label, number in by_label.items()}
-        for name, by_label in paper.numbers.items()
-    }
-    if paper.accuracy:
-        numbers["mean"] = dict(paper.accuracy) | numbers.get("mean", {})
-    return numbers
-
-
-def _labels(numbers: Mapping[str, Mapping[str, float]]) -> list[str]:
-    return [label for by_label in numbers.values() for label in by_label]
-
-
-def _column(
-    setting: str,
-    name: str,
-    paper: PaperSection,
-    numbers: Mapping[str, float],
-    labels: Sequence[str],
-    runs: Mapping[str, Sequence[StoredRun]],
-    local: Mapping[int, StoredRun],
-) -> Column:
-    chosen = measure(name)
-    ours: dict[str, Figure] = {}
-    for label in labels:
-        values = [chosen.value(run, local.get(run.seed)) for run in runs.get(label, ())]
-        known = [value for value in values if value is not None]
-        if known and len(known) == len(values):
-            ours[label] = Figure.over_seeds(known)
-    cells = [
-        Cell(label, ours.get(label), numbers.get(label), label not in paper.added, _marks(setting, label, name, paper))
-        for label in labels
-    ]
-    reported = {label: number for label, number in numbers.items() if label not in paper.added}
-    return Column(
-        setting, name, tuple(cells), compare_orderings(reported, ours, higher_is_better=chosen.higher_is_better)
-    )
-
-
-def _marks(setting: str, label: str, metric: str, paper: PaperSection) -> tuple[int, ...]:
-    cell = "/".join(part for part in (setting, label, metric) if part)
-    notes = enumerate(paper.contradictions, 1)
-    return tuple(n for n, note in notes if any(fnmatch.fnmatchcase(cell, place) for place in note.places))
 
 
 def _runs(experiment: Experiment, folder: Path, plans: Mapping[tuple[str, int], RunPlan]) -> list[StoredRun]:
@@ -196,39 +142,12 @@ def _shown(value: Any) -> str:
 
 def to_json(comparison: Comparison) -> dict[str, Any]:
     """For machines."""
-
-    def column(one: Column) -> dict[str, Any]:
-        chosen = measure(one.metric)
-        return {
-            "metric": one.metric,
-            "heading": chosen.heading,
-            "unit": chosen.unit,
-            "higher_is_better": chosen.higher_is_better,
-            "methods": [
-                {
-                    "label": cell.label,
-                    "ours": None if cell.ours is None else cell.ours.mean,
-                    "ours_std_over_seeds": None if cell.ours is None else cell.ours.std,
-                    "paper": cell.paper,
-                    "in_paper": cell.in_paper,
-                    "difference": cell.difference,
-                    "contradictions": list(cell.marks),
-                }
-                for cell in one.cells
-            ],
-            "ordering": {
-                "methods": one.ordering.methods,
-                "kendall_tau": one.ordering.tau,
-                "holds": one.ordering.holds,
-                "swapped": [pair._asdict() for pair in one.ordering.swapped],
-            },
-        }
-
     return {
         "experiment": comparison.name,
         "title": comparison.paper.title,
         "source": comparison.paper.source,
         "scale": "small" if comparison.small else "paper",
+        "compared": compared_json(comparison.tally, small=comparison.small),
         "settings": [
             {
                 "name": setting.name,
@@ -237,9 +156,50 @@ def to_json(comparison: Comparison) -> dict[str, Any]:
                 "scored": setting.scored,
                 "departures": list(setting.departures),
                 "missing_data": setting.missing_data or None,
-                "columns": [column(one) for one in setting.columns],
+                "columns": [_column_json(column, comparison) for column in setting.columns],
             }
             for setting in comparison.settings
         ],
-        "contradictions": [{"mark": n, **note.model_dump()} for n, note in enumerate(comparison.notes, 1)],
+        "contradictions": [{"mark": n, "says": note} for n, note in enumerate(comparison.notes, 1)],
+    }
+
+
+def _column_json(column: Column, comparison: Comparison) -> dict[str, Any]:
+    chosen = measure(column.metric)
+    return {
+        "metric": column.metric,
+        "heading": chosen.heading,
+        "unit": chosen.unit,
+        "higher_is_better": chosen.higher_is_better,
+        "methods": [
+            {
+                "label": cell.label,
+                "ours": None if cell.ours is None else cell.ours.mean,
+                "ours_std_over_seeds": None if cell.ours is None else cell.ours.std,
+                "ours_by_seed": {str(seed): value for seed, value in cell.seeds.items()},
+                "paper": cell.paper,
+                "paper_std_over_seeds": cell.paper_spread,
+                "in_paper": cell.in_paper,
+                "lost": cell.lost,
+                "difference": cell.difference,
+                "contradictions": comparison.marks(cell),
+            }
+            for cell in column.cells
+        ],
+        "compared": compared_json(column.tally, small=comparison.small),
+    }
+
+
+def compared_json(found: Tally, *, small: bool) -> dict[str, Any]:
+    """Cells, difference, ordering and verdict; a small set-up has no differences to the paper."""
+    return {
+        "cells": found.cells,
+        "cells_of_the_paper": found.printed,
+        "mean_absolute_difference": None if small else found.mean_difference,
+        "cells_with_a_spread": found.judged,
+        "outside_both_spreads": None if small else found.outside,
+        "kendall_tau": found.ordering.tau,
+        "pairs_that_the_paper_separates": [pair._asdict() | {"outcome": pair.outcome} for pair in found.ordering.pairs],
+        "verdict": found.verdict.answer,
+        "why": found.verdict.why,
     }

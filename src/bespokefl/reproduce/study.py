@@ -3,7 +3,7 @@
 import contextlib
 import fnmatch
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from bespokefl.interrupts import stop_on_signals
 from bespokefl.overrides import Setting
 from bespokefl.progress import make_reporter, several_reporters
 from bespokefl.reproduce import measures, tables
+from bespokefl.reproduce.cells import numbers_printed
 from bespokefl.reproduce.comparison import Comparison, compare_setting, to_json
 from bespokefl.reproduce.pool import Job, free_workers, run_jobs
 from bespokefl.reproduce.printed import merged
@@ -63,10 +64,22 @@ def reproduce(request: Request, console: Console) -> tuple[Comparison, Outcome]:
         _check(setting)
     outcome = _run(request, chosen, console)
     results = [compare_setting(s.part, s.as_in_paper, s.folder, s.plans, missing_data=s.missing_data) for s in chosen]
-    comparison = Comparison(request.name, chosen[0].part.experiment.paper, tuple(results), request.scale == "small")
+    comparison = Comparison(
+        name=request.name,
+        paper=chosen[0].part.experiment.paper,
+        settings=tuple(results),
+        small=request.scale == "small",
+        left_out=_left_out(request, {setting.part.name for setting in chosen}),
+    )
     files.write_atomically(request.out / MARKDOWN, tables.markdown(comparison))
     files.write_json(request.out / JSON, to_json(comparison))
     return comparison, outcome
+
+
+def _left_out(request: Request, asked_for: Set[str]) -> int:
+    """How many numbers the paper has in the settings that were not asked for."""
+    others = (part for part in read_parts(request.file) if part.name not in asked_for)
+    return sum(numbers_printed(part.experiment.paper) for part in others)
 
 
 # choosing and checking -------------------------------------------------------------------------------

@@ -7,14 +7,16 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from bespokefl.reproduce.comparison import Cell, Column, Comparison, SettingResult
+from bespokefl.reproduce import block
+from bespokefl.reproduce.block import DASH
+from bespokefl.reproduce.cells import Cell, Column
+from bespokefl.reproduce.comparison import Comparison, SettingResult
 from bespokefl.reproduce.measures import measure
-from bespokefl.reproduce.ordering import Ordering, Pair
 
 HEADINGS = ("method", "ours", "paper", "difference")
-DASH, NOT_AT_HAND, NOT_IN_PAPER = "-", "not at hand", "not in the paper"
+NOT_AT_HAND, NOT_IN_PAPER, LOST = "not at hand", "not in the paper", "lost"
 OURS_ALONE = "without a number of the paper's at hand, ours"
-MOST_PAIRS = 8  # swapped pairs that are listed
+COMPARED = "Compared with the paper"
 
 
 def print_comparison(comparison: Comparison, console: Console) -> None:
@@ -22,12 +24,11 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
         for column in _of_the_paper(setting):
             title = escape(": ".join(_titles(comparison, setting, measure(column.metric).heading)))
             table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-            for place, heading in enumerate(HEADINGS):
+            for place, heading in enumerate(_headings(comparison)):
                 table.add_column(heading, justify="right" if place else "left", no_wrap=True)
             for cell in column.cells:
-                table.add_row(*(escape(text) for text in _row(cell, column.metric)))
+                table.add_row(*(escape(text) for text in _row(comparison, cell, column.metric)))
             console.print(table)
-            console.print(ordering_text(column.ordering), markup=False, highlight=False)
         if ours := _ours_alone(setting):
             title = escape(": ".join(_titles(comparison, setting, OURS_ALONE)))
             table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
@@ -41,6 +42,14 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
         console.print()
     for note in footnotes(comparison):
         console.print(note, markup=False, highlight=False)
+    table = Table(title=COMPARED, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for place, heading in enumerate(block.headings(comparison)):
+        table.add_column(escape(heading), justify="right" if place else "left")
+    for line in block.rows(comparison):
+        table.add_row(*(escape(text) for text in line))
+    console.print(table)
+    for sentence in block.sentences(comparison):
+        console.print(sentence, markup=False, highlight=False)
 
 
 def markdown(comparison: Comparison) -> str:
@@ -52,9 +61,10 @@ def markdown(comparison: Comparison) -> str:
             lines += [f"## {setting.title or setting.name}", ""]
         for column in _of_the_paper(setting):
             lines += [f"**{measure(column.metric).heading}**", ""]
-            lines += ["| " + " | ".join(HEADINGS) + " |", "| --- | ---: | ---: | ---: |"]
-            lines += ["| " + " | ".join(_row(cell, column.metric)) + " |" for cell in column.cells]
-            lines += ["", ordering_text(column.ordering), ""]
+            lines += ["| " + " | ".join(shown := _headings(comparison)) + " |"]
+            lines += ["| --- |" + " ---: |" * (len(shown) - 1)]
+            lines += ["| " + " | ".join(_row(comparison, cell, column.metric)) + " |" for cell in column.cells]
+            lines += [""]
         if ours := _ours_alone(setting):
             headings = ["method", *(measure(column.metric).heading for column in ours)]
             lines += [f"**{OURS_ALONE.capitalize()}**", "", "| " + " | ".join(headings) + " |"]
@@ -62,7 +72,15 @@ def markdown(comparison: Comparison) -> str:
             lines += ["| " + " | ".join(row) + " |" for row in _wide_rows(ours)] + [""]
         lines += [setting_text(comparison, setting), ""]
     lines += [f"{note}\n" for note in footnotes(comparison)]
+    titles = [heading.replace("|", "\\|") for heading in block.headings(comparison)]
+    lines += [f"## {COMPARED}", "", "| " + " | ".join(titles) + " |", "| --- |" + " ---: |" * (len(titles) - 1)]
+    lines += ["| " + " | ".join(row) + " |" for row in block.rows(comparison)] + [""]
+    lines += [f"{sentence}\n" for sentence in block.sentences(comparison)]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _headings(comparison: Comparison) -> tuple[str, ...]:
+    return HEADINGS[:-1] if comparison.small else HEADINGS  # a small set-up has no differences to the paper
 
 
 def _of_the_paper(setting: SettingResult) -> list[Column]:
@@ -100,38 +118,18 @@ def _titles(comparison: Comparison, setting: SettingResult, heading: str) -> Ite
     yield heading
 
 
-def _row(cell: Cell, metric: str) -> tuple[str, ...]:
+def _row(comparison: Comparison, cell: Cell, metric: str) -> tuple[str, ...]:
     decimals = measure(metric).decimals
-    absent = NOT_AT_HAND if cell.in_paper else NOT_IN_PAPER
+    absent = LOST if cell.lost else NOT_AT_HAND if cell.in_paper else NOT_IN_PAPER
     paper = absent if cell.paper is None else f"{cell.paper:.{decimals}f}"
-    marks = "".join(f" [{mark}]" for mark in cell.marks)
-    return (
+    marks = "".join(f" [{mark}]" for mark in comparison.marks(cell))
+    texts = (
         cell.label,
         DASH if cell.ours is None else cell.ours.show(decimals),
         paper + marks,
         DASH if cell.difference is None else f"{cell.difference:+.{decimals}f}",
     )
-
-
-def ordering_text(ordering: Ordering) -> str:
-    """Whether the paper's ordering holds, in words."""
-    if ordering.tau is None:
-        return "The paper's ordering: nothing to compare (fewer than two methods with both numbers)."
-    agreement = f"Kendall's tau {ordering.tau:+.2f} over {ordering.methods} methods"
-    if not ordering.swapped:
-        return f"The paper's ordering holds: {agreement}."
-    listed = "; ".join(_pair(pair) for pair in ordering.swapped[:MOST_PAIRS])
-    more = len(ordering.swapped) - MOST_PAIRS
-    rest = f"; and {more} more" if more > 0 else ""
-    verdict = "holds within the spread over seeds" if ordering.holds else "does not hold"
-    return f"The paper's ordering {verdict}: {agreement}. The other way round in ours: {listed}{rest}."
-
-
-def _pair(pair: Pair) -> str:
-    spread = {True: ", within the spread over seeds", False: ", beyond the spread over seeds", None: ", one seed"}
-    return (
-        f"{pair.above} over {pair.below} (paper {pair.paper:+.2f}, ours {pair.ours:+.2f}{spread[pair.within_spread]})"
-    )
+    return texts[: len(_headings(comparison))]
 
 
 def setting_text(comparison: Comparison, setting: SettingResult) -> str:
@@ -142,15 +140,12 @@ def setting_text(comparison: Comparison, setting: SettingResult) -> str:
     if setting.scored:
         sentences.append(setting.scored)
     if setting.departures:
-        what = "SMALL SCALE, only the ordering can be compared" if comparison.small else "NOT THE PAPER'S SET-UP"
+        what = "SMALL SCALE" if comparison.small else "NOT THE PAPER'S SET-UP"
         sentences.append(f"{what}: {'; '.join(setting.departures)}.")
     return " ".join(sentences)
 
 
 def footnotes(comparison: Comparison) -> list[str]:
     """The marks that the tables show, and what is to be known of all of the paper's numbers."""
-    used = {
-        mark for setting in comparison.settings for column in setting.columns for c in column.cells for mark in c.marks
-    }
-    marked = [f"[{mark}] In the paper: {note.says}" for mark, note in enumerate(comparison.notes, 1) if mark in used]
+    marked = [f"[{mark}] In the paper: {note}" for mark, note in enumerate(comparison.notes, 1)]
     return marked + [f"The paper's numbers here: {remark}" for remark in comparison.paper.remarks]

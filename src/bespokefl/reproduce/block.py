@@ -1,0 +1,94 @@
+"""The compare block that ends a comparison: a line for each column, one for all, and the verdict in words."""
+
+from collections.abc import Sequence
+
+from bespokefl.reproduce.comparison import Comparison
+from bespokefl.reproduce.ordering import Pair
+from bespokefl.reproduce.verdict import Tally
+
+DASH = "-"
+ALL = "all"
+MOST_PAIRS = 8  # that are listed
+SMALL_SCALE = "Small scale: the ordering of the methods is compared, no difference to the paper's numbers."
+HEADINGS = ("column", "cells", "mean |difference|", "outside both spreads", "Kendall's tau", "pairs", "verdict")
+OF_DIFFERENCES = ("mean |difference|", "outside both spreads")  # which a small set-up has no use for
+
+
+def headings(comparison: Comparison) -> list[str]:
+    return [heading for heading in HEADINGS if not (comparison.small and heading in OF_DIFFERENCES)]
+
+
+def rows(comparison: Comparison) -> list[list[str]]:
+    """A row for each column that the paper prints, and the last for all of them."""
+    columns = comparison.compared
+    named = [("/".join(part for part in (one.setting, one.metric) if part), one.tally) for one in columns]
+    return [_row(name, found, comparison) for name, found in [*named, (ALL, comparison.tally)]]
+
+
+def _row(name: str, found: Tally, comparison: Comparison) -> list[str]:
+    cells = dict(
+        zip(
+            HEADINGS,
+            (
+                name,
+                cells_text(found),
+                mean_difference_text(found),
+                outside_text(found),
+                tau_text(found),
+                pairs_text(found),
+                found.verdict.answer,
+            ),
+            strict=True,
+        )
+    )
+    return [cells[heading] for heading in headings(comparison)]
+
+
+def cells_text(found: Tally) -> str:
+    return f"{found.cells} of {found.printed}"
+
+
+def mean_difference_text(found: Tally) -> str:
+    """Of percentages in points; another quantity with its name."""
+    return ", ".join(f"{value:.2f} {unit}" for unit, value in found.mean_difference.items()) or DASH
+
+
+def outside_text(found: Tally) -> str:
+    """Of the cells that have a spread of ours."""
+    if not found.judged:
+        return DASH
+    return f"{found.outside} of {found.judged}" + ("" if found.paper_spreads else " (ours only)")
+
+
+def tau_text(found: Tally) -> str:
+    return DASH if found.ordering.tau is None else f"{found.ordering.tau:+.2f}"
+
+
+def pairs_text(found: Tally) -> str:
+    """Of the pairs that the paper separates: as in the paper, the other way round, neither to be said."""
+    counts = [len(found.ordering.among(outcome)) for outcome in ("same", "other", "open")]
+    return " / ".join(map(str, counts)) if found.ordering.pairs else DASH
+
+
+def sentences(comparison: Comparison) -> list[str]:
+    """What stands below the block."""
+    found = comparison.tally
+    set_up = "on the small set-up" if comparison.small else "not in the paper's set-up"
+    aside = f" ({set_up})" if any(setting.departures for setting in comparison.settings) else ""
+    said = [f"Verdict{aside}: {found.verdict.answer}; {found.verdict.why}."]
+    if found.ordering.pairs:
+        said.append(
+            "Pairs: as in the paper / the other way round, both beyond two standard errors over seeds / neither."
+        )
+    if swapped := pairs_in_words(found.ordering.among("other")):
+        said.append(f"The other way round in ours: {swapped}.")
+    return [SMALL_SCALE, *said] if comparison.small else said
+
+
+def pairs_in_words(pairs: Sequence[Pair]) -> str:
+    more = len(pairs) - MOST_PAIRS
+    return "; ".join(map(_pair, pairs[:MOST_PAIRS])) + (f"; and {more} more" if more > 0 else "")
+
+
+def _pair(pair: Pair) -> str:
+    return f"{pair.above} over {pair.below} (paper {pair.paper:+.2f}, ours {pair.ours:+.2f} ±{pair.error:.2f})"
