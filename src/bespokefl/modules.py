@@ -47,8 +47,9 @@ class MaskedBatchNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training and self.running_mean is not None and self.running_var is not None:
-            if _torch_asks_for_a_layout(x):
-                return self._normalised(x, self.running_mean, self.running_var)
+            if _torch_asks_for_a_layout(x) or (_CLIENTS_ARE_STACKED.get() and x.dtype != self.running_mean.dtype):
+                # F.batch_norm's rule for vmap wants one type
+                return self._normalised(x, self.running_mean, self.running_var).to(x.dtype)
             return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
         if self.sample_weights is not None or _torch_asks_for_a_layout(x):
             count, mean, variance = self._statistics(x)

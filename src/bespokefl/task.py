@@ -16,6 +16,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from bespokefl.errors import InputError
+from bespokefl.layouts import AnyLayout, in_any_layout
 from bespokefl.losses import CLASSIFYING, LOSSES, PerSample
 from bespokefl.modules import KeyedDropout, MaskedBatchNorm, differentiated, with_stand_ins
 from bespokefl.trees import Model, pick
@@ -93,7 +94,7 @@ class Task:
     ) -> None:
         if isinstance(loss, str) and loss not in LOSSES:
             raise InputError(f"loss = {loss!r} is not known; it is one of {', '.join(LOSSES)} or a function")
-        self.per_sample: PerSample = LOSSES[loss] if isinstance(loss, str) else loss
+        self.per_sample: PerSample = LOSSES[loss] if isinstance(loss, str) else in_any_layout(loss)
         self.classifies = loss in CLASSIFYING if classifies is None else classifies
         self.dtype, self.bf16 = dtype, bf16
         net = with_stand_ins(copy.deepcopy(module)).to(dtype)
@@ -254,7 +255,7 @@ class _Net:
         self, x: Model, batch: Batch, buffer_names: Sequence[str], bf16: bool, at: str
     ) -> tuple[Tensor, Tensor, Model]:
         values = self._values(x)
-        with self._during(batch), self._input_of(at) as inputs, _autocast(batch.x, bf16):
+        with self._during(batch), self._input_of(at) as inputs, _autocast(batch.x, bf16), AnyLayout():
             out = functional_call(self.module, values, (batch.x,))
         return out, inputs[-1] if inputs else out, {k: values[k] for k in buffer_names}
 
@@ -262,7 +263,7 @@ class _Net:
         """What one module of the model answers to ``h``."""
         prefix = _join(name, "")
         values = {k.removeprefix(prefix): v for k, v in self._values(x).items() if k.startswith(prefix)}
-        with _autocast(h, bf16):
+        with _autocast(h, bf16), AnyLayout():
             out: Tensor = functional_call(self._named.get(name, self.module), values, (h,))
         return out
 

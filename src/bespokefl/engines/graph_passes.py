@@ -59,13 +59,19 @@ def drop_idle_views(graph: fx.Graph) -> None:
             continue
         source = node.args[0]
         if node.target in _RESHAPES:
-            before, after = _meta(source), _meta(node)
-            if before is not None and (before.shape, before.stride()) == (after.shape, after.stride()):
+            before, after = _layout(source), _layout(node)
+            if before is not None and before == after:
                 node.replace_all_uses_with(source)
         elif node.target in (aten.detach.default, aten.alias.default) or _keeps_order(node):
             node.replace_all_uses_with(source)
         elif _swapped_dims(node) and _swapped_dims(node) == _swapped_dims(source):  # back and forth
             node.replace_all_uses_with(source.args[0])
+
+
+def _layout(node: fx.Node) -> tuple[Any, Any] | None:
+    """Shape and strides of a node's result; None if it has none: of a view that failed nothing is left but the node."""
+    value = _meta(node)
+    return None if value is None else (value.shape, value.stride())
 
 
 def _keeps_order(node: fx.Node) -> bool:
