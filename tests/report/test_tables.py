@@ -100,7 +100,7 @@ def test_no_line_through_equal_sizes() -> None:
     assert flat is not None and flat.slope == 0 and math.isnan(flat.r)
 
 
-def test_the_change_of_a_matrix_and_its_sums(comparison: Comparison) -> None:
+def test_the_change_of_a_matrix_and_its_means(comparison: Comparison) -> None:
     shown = {fact.name: fact for fact in shown_facts(comparison)[0]}
     values = read_facts(comparison.folder / "pgfed" / "seed-0")["A"].values
     change = values[-1] - values[0]
@@ -109,11 +109,11 @@ def test_the_change_of_a_matrix_and_its_sums(comparison: Comparison) -> None:
     for cell in rows(matrix.table):
         assert cell["change"] == pytest.approx(change[cell["i"], cell["j"]], rel=1e-5)
     n = 10 * np.arange(1, CLIENTS + 1)
-    assert matrix.sums is not None and matrix.lines is not None
-    np.testing.assert_allclose(matrix.sums["row"], change.sum(axis=1), rtol=1e-5)
-    np.testing.assert_allclose(matrix.sums["column"], change.sum(axis=0), rtol=1e-5)
+    assert matrix.means is not None and matrix.lines is not None
+    np.testing.assert_allclose(matrix.means["row"], change.mean(axis=1), rtol=1e-5)
+    np.testing.assert_allclose(matrix.means["column"], change.mean(axis=0), rtol=1e-5)
     for side, axis in (("row", 1), ("column", 0)):
-        reference = linregress(n, change.sum(axis=axis))
+        reference = linregress(n, change.mean(axis=axis))
         assert matrix.lines[side].slope == pytest.approx(reference.slope)
         assert matrix.lines[side].r == pytest.approx(reference.rvalue)
 

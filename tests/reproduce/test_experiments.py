@@ -16,12 +16,13 @@ from bespokefl.data import SOURCES
 from bespokefl.models import MODELS
 from bespokefl.reproduce import measures
 from bespokefl.reproduce.cells import paper_numbers
+from bespokefl.reproduce.printed import read_paper
 from bespokefl.tuning.space import read_spaces
 
 ROOT = Path(__file__).resolve().parents[2]
 PAPERS = {
     "plgu": [*(f"table{n}" for n in (2, 3, 4)), *(f"figure{n}" for n in (1, 5, 6))],
-    "pgfed": [*(f"table{n}" for n in (1, 3, 4)), *(f"figure{n}" for n in (3, 4)), "supplement"],
+    "pgfed": [*(f"table{n}" for n in (1, 2, 3, 4)), *(f"figure{n}" for n in (3, 4)), "supplement"],
     "fedpg-supp": [*(f"table{n}" for n in (1, 2, 3)), "figure1"],
     "lgmix": [f"table{n}" for n in (1, 2, 3, 4, 6, 7, 8, 9, 10)],
 }
@@ -63,6 +64,22 @@ def test_the_paper_s_numbers_are_of_methods_and_metrics_it_has(name: str) -> Non
         paper, labels = part.experiment.paper, {choice.label for choice in part.experiment.algorithms}
         for metric, numbers in paper_numbers(paper).items():
             assert metric in paper.metrics and numbers.keys() <= labels
+
+
+@pytest.mark.parametrize("table", [1, 2, 3, 4])
+def test_pgfed_s_tables_have_all_rows_and_numbers(table: int) -> None:
+    found = parts(f"pgfed-table{table}")
+    printed = {k: v for k, v in read_paper("pgfed")[f"table{table}"].items() if isinstance(v, dict)}
+    assert {part.name for part in found} == printed.keys()
+    for part in found:
+        paper, own = part.experiment.paper, {choice.label for choice in part.experiment.algorithms}
+        rows, metric = printed[part.name], {1: "mean", 2: "rounds_to_target", 3: "gain", 4: "gain"}[table]
+        assert own - set(paper.added) == rows.keys()
+        values = {label: row[metric] for label, row in rows.items()}
+        assert paper.numbers[metric] == {k: v[0] if isinstance(v, list) else v for k, v in values.items()}
+        if table != 2:
+            assert paper.spreads[metric] == {k: v[1] for k, v in values.items()}
+            assert paper.spread_of == ("seeds" if table == 1 else "clients")
 
 
 @every_experiment

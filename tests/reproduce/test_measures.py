@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from bespokefl.errors import InputError
 from bespokefl.reproduce.measures import MEASURES, check, in_table_units, measure
@@ -51,6 +52,10 @@ def run(clients: dict[str, np.ndarray] = CLIENTS) -> StoredRun:
         ("seconds", 2.5),
         ("memory", 3),
         ("new_clients", 66),
+        ("new_clients_last", 60),
+        ("gain_over_global", 20),
+        ("gain_over_global_std", 100 * np.std([0.3, 0.3, 0.0])),
+        ("a_rows", None),
         ("client:B", 70),
         ("client:Z", None),
     ],
@@ -78,3 +83,20 @@ def test_unknown_metrics() -> None:
         check(["mean", "mea"])
     with pytest.raises(InputError, match="once"):
         check(["mean", "mean"])
+
+
+def test_the_change_of_a_against_the_clients_sizes(tmp_path: Path) -> None:
+    n, rng = np.array([10.0, 40.0, 20.0, 70.0]), np.random.default_rng(0)
+    first, last = rng.random((2, 4, 4))
+    (tmp_path / "facts").mkdir()
+    for round_, matrix in ((1, first), (2, rng.random((4, 4))), (10, last)):
+        save_file({"A": matrix}, tmp_path / "facts" / f"{round_:06}.safetensors")
+    stored = StoredRun(tmp_path, "x", 0, [], SUMMARY, {"n_train": n}, None)
+    for name, means in (
+        ("a_columns", [sum(last[i][j] - first[i][j] for i in range(4)) / 4 for j in range(4)]),
+        ("a_rows", [sum(last[i][j] - first[i][j] for j in range(4)) / 4 for i in range(4)]),
+    ):
+        x, y = n - n.mean(), np.array(means) - np.mean(means)
+        assert measure(name).value(stored, None) == pytest.approx((x * y).sum() / np.sqrt((x**2).sum() * (y**2).sum()))
+    same = StoredRun(tmp_path, "x", 0, [], SUMMARY, {"n_train": np.full(4, 3.0)}, None)
+    assert measure("a_rows").value(same, None) is None

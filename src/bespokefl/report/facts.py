@@ -39,7 +39,7 @@ class Shown:
     rounds: tuple[int, int]  # the first and the last that are known
     clients: int = 0
     left_out: int = 0  # clients that are not drawn
-    sums: Table | None = None  # of a matrix: row and column sums of the change against n
+    means: Table | None = None  # of a matrix: row and column means of the change against n
     lines: Mapping[str, Regression] | None = None  # by side, "row" and "column"
 
 
@@ -90,11 +90,11 @@ def _matrix(shown: Shown, values: Floats, n: Floats) -> Shown:
     drawn = min(len(change), MOST_CELLS)
     i, j = (place.ravel() for place in np.indices((drawn, drawn)))
     table = {"i": plain(i), "j": plain(j), "change": plain(change[:drawn, :drawn].ravel())}
-    sums, lines = None, None
+    means, lines = None, None
     if len(n) == len(change) and np.isfinite(change).all():
-        sides = {"row": change.sum(axis=1), "column": change.sum(axis=0)}
-        sums = {"client": plain(range(len(n))), "n": plain(n), **{side: plain(total) for side, total in sides.items()}}
-        lines = {side: line for side, total in sides.items() if (line := regression(n, total)) is not None}
+        sides = {"row": change.mean(axis=1), "column": change.mean(axis=0)}
+        means = {"client": plain(range(len(n))), "n": plain(n), **{side: plain(mean) for side, mean in sides.items()}}
+        lines = {side: line for side, mean in sides.items() if (line := regression(n, mean)) is not None}
     return Shown(
         shown.method,
         shown.seed,
@@ -104,7 +104,7 @@ def _matrix(shown: Shown, values: Floats, n: Floats) -> Shown:
         shown.rounds,
         clients=len(change),
         left_out=len(change) - drawn,
-        sums=sums,
+        means=means,
         lines=lines,
     )
 

@@ -9,6 +9,7 @@ import numpy as np
 from bespokefl.errors import InputError, unknown_name
 from bespokefl.metrics import individual_gain, summarise
 from bespokefl.reproduce.views import View
+from bespokefl.results.facts import read_facts
 from bespokefl.results.files import StoredRun
 
 Unit = Literal["percent", "points", "plain"]  # percent and points: a fraction times 100
@@ -57,10 +58,43 @@ def _gain(figure: Literal["mean", "std"]) -> Value:
     return value
 
 
-def _of_new_clients(run: StoredRun, _: StoredRun | None) -> float | None:
-    """The mean accuracy of clients that joined after the training, in their best epoch."""
-    found = (run.summary or {}).get("new_clients")
-    return None if not found else 100 * float(found["best"])
+def _of_new_clients(key: Literal["best", "last"]) -> Value:
+    """The mean accuracy of clients that joined after the training, in their best or last epoch."""
+
+    def value(run: StoredRun, _: StoredRun | None) -> float | None:
+        found = (run.summary or {}).get("new_clients")
+        return None if not found else 100 * float(found[key])
+
+    return value
+
+
+def _gain_over_global(figure: Literal["mean", "std"]) -> Value:
+    """What clients gain by their own models over the global model of the same run and round."""
+
+    def value(run: StoredRun, _: StoredRun | None) -> float | None:
+        clients = run.clients or {}
+        if "global_accuracy" not in clients or not np.isfinite(clients["accuracy"] - clients["global_accuracy"]).any():
+            return None
+        gain = individual_gain(clients["accuracy"], clients["global_accuracy"])
+        return gain.mean if figure == "mean" else gain.std
+
+    return value
+
+
+def _change_of_a(axis: Literal[0, 1]) -> Value:
+    """Pearson's r of the mean change of A's columns (0) or rows (1) and the clients' train samples."""
+
+    def value(run: StoredRun, _: StoredRun | None) -> float | None:
+        fact = read_facts(run.folder).get("A")
+        if fact is None or run.clients is None:
+            return None
+        change = (fact.values[-1].astype(np.float64) - fact.values[0]).mean(axis=axis)
+        n = np.asarray(run.clients["n_train"], dtype=np.float64)
+        if len(change) != len(n) or not np.isfinite(change).all() or not np.ptp(change) or not np.ptp(n):
+            return None
+        return float(np.corrcoef(change, n)[0, 1])
+
+    return value
 
 
 def _seconds_per_round(run: StoredRun, _: StoredRun | None) -> float | None:
@@ -99,7 +133,12 @@ MEASURES: dict[str, Measure] = {
     "gain": Measure("mean individual gain over Local, points", _gain("mean"), "points"),
     "gain_std": Measure("std of the gain over clients", _gain("std"), "points", higher_is_better=False),
     "rounds_to_target": Measure("rounds to the target", _of_summary("rounds_to_target", 1), "plain", False, 0),
-    "new_clients": Measure("new clients, best epoch, %", _of_new_clients),
+    "gain_over_global": Measure("mean gain over the run's global model, points", _gain_over_global("mean"), "points"),
+    "gain_over_global_std": Measure("std of that gain over clients", _gain_over_global("std"), "points", False),
+    "new_clients": Measure("new clients, best epoch, %", _of_new_clients("best")),
+    "new_clients_last": Measure("new clients, last epoch, %", _of_new_clients("last")),
+    "a_columns": Measure("r of the change of A's columns and n", _change_of_a(0), "plain"),
+    "a_rows": Measure("r of the change of A's rows and n", _change_of_a(1), "plain", higher_is_better=False),
     **_binary("auc", "AUC"),
     **_binary("sensitivity", "sensitivity"),
     **_binary("specificity", "specificity"),

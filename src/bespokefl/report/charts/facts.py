@@ -22,8 +22,8 @@ EXPLAINED = {
 
 def fact_tables(shown: Shown) -> dict[str, Table]:
     tables = {_table(shown): shown.table}
-    if shown.sums is not None:
-        tables[f"{_table(shown)}-sums"] = shown.sums
+    if shown.means is not None:
+        tables[f"{_table(shown)}-means"] = shown.means
     return tables
 
 
@@ -164,46 +164,46 @@ def _matrix(shown: Shown, said: str) -> list[Panel]:
             f"{said} Blue has grown, orange has shrunk.".strip(),
             chart,
             columns,
-            tall=shown.sums is not None,
+            tall=shown.means is not None,
         )
     ]
-    if shown.sums is not None:
-        panels += [_sums(shown, side) for side in ("row", "column")]
+    if shown.means is not None:
+        panels += [_means(shown, side) for side in ("row", "column")]
     return panels
 
 
 SIDES = {
-    "row": "how much the weights that a client gives have changed in all",
-    "column": "how much the weight that a client is given has changed in all",
+    "row": "how much the weights that a client gives have changed on average",
+    "column": "how much the weight that a client is given has changed on average",
 }
 
 
-def _sums(shown: Shown, side: str) -> Panel:
-    data = f"{_table(shown)}-sums"
+def _means(shown: Shown, side: str) -> Panel:
+    data = f"{_table(shown)}-means"
     line = (shown.lines or {}).get(side)
     base = named(data)
     x = alt.X("n:Q", title="train samples of the client, n", scale=alt.Scale(zero=False, padding=10))
     y = alt.Y(
         f"{side}:Q",
-        title=f"{side} sum of the change",
+        title=f"{side} mean of the change",
         axis=signed_axis(format=".2~g"),
         scale=alt.Scale(zero=False, padding=10),
     )
     tips = [
         "client:Q",
         alt.Tooltip("n:Q", title="train samples"),
-        alt.Tooltip(f"{side}:Q", title=f"{side} sum", format="+.4g"),
+        alt.Tooltip(f"{side}:Q", title=f"{side} mean", format="+.4g"),
     ]
     dots = base.mark_point(filled=True, size=60, opacity=0.75, color=ink("good")).encode(x=x, y=y, tooltip=tips)
     layers = [dots]
-    if line is not None and shown.sums is not None:
-        ends = [{"n": n, side: line.intercept + line.slope * n} for n in (min(shown.sums["n"]), max(shown.sums["n"]))]
+    if line is not None and shown.means is not None:
+        ends = [{"n": n, side: line.intercept + line.slope * n} for n in (min(shown.means["n"]), max(shown.means["n"]))]
         fitted = alt.Chart(alt.InlineData(ends)).mark_line(color=ink("bad"), strokeWidth=2.2).encode(x=x, y=y)
         layers.append(fitted)
-    columns = [Column("client", "client"), Column("n", "train samples"), Column(side, f"{side} sum", 5)]
+    columns = [Column("client", "client"), Column("n", "train samples"), Column(side, f"{side} mean", 5)]
     note = f"Does it go with the amount of data? Here: {SIDES[side]}. {_said(line)}"
     chart = alt.layer(*layers).properties(height=HEIGHT)
-    return _panel(shown, f"-{side}s", f"{side} sums of the change against n", note, chart, columns, data)
+    return _panel(shown, f"-{side}s", f"{side} means of the change against n", note, chart, columns, data)
 
 
 def _said(line: Regression | None) -> str:
