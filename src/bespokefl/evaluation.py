@@ -1,20 +1,18 @@
 """From what a scoring program hands out to the clients' figures: which answers are kept, and what is made of them."""
 
 from collections.abc import Sequence
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from bespokefl.data.federated import FederatedData
 from bespokefl.engines.base import Resident, Result
-from bespokefl.errors import InputError
+from bespokefl.fit import check_fit
 from bespokefl.program import Program, Rows
 from bespokefl.sample_metrics import Judged, judge
 from bespokefl.scoring import Answers, Evaluation, Outputs, scored
-from bespokefl.task import Batch, Task
+from bespokefl.task import Task
 from bespokefl.trees import Tree
 
 SCORING_BATCH = 256
@@ -34,24 +32,14 @@ def batch_size(data: FederatedData) -> int:
     return max(1, min(SCORING_BATCH, SCORING_PIXELS // data.y[0].numel())) if data.has_masks else SCORING_BATCH
 
 
-def judged_by(task: Task, data: FederatedData, resident: Resident) -> Judged | None:
-    """What the model's answers are, from those to one sample; InputError where labels are masks and they are not."""
+def judged_by(task: Task, data: FederatedData, shape: tuple[int, ...]) -> Judged | None:
+    """What answers of a shape (to one sample) are."""
     if not task.classifies or not data.classes:
         return None
-    row = torch.zeros(1, dtype=torch.int64, device=next(iter(task.initial.values())).device)
-    x, y = resident.gather(row)
-    with torch.no_grad():
-        shape = tuple(task.apply(task.initial, Batch(x, y, None, row[0]))[0].shape[1:])
     if data.has_masks:
-        if len(shape) != 3 or shape[0] < len(data.classes) or shape[1:] != tuple(y.shape[1:]):
-            raise InputError(
-                f"model.name: the labels are masks of {tuple(y.shape[1:])} pixels and {len(data.classes)} classes, and "
-                f"the model answers with the shape {shape}; take one for segmentation, with a map for each class"
-            )
         return Judged("masks", shape[0])
-    if len(shape) != 1:
-        return None
-    return Judged("binary" if shape[0] == 2 else "classes", shape[0])
+    logits = max((2, *shape))  # a single output is one of two classes
+    return Judged("binary" if logits == 2 else "classes", logits)
 
 
 def closer_look(judged: Judged, data: FederatedData, rows: Sequence[Rows], slow: bool) -> Closer:
@@ -62,16 +50,14 @@ def closer_look(judged: Judged, data: FederatedData, rows: Sequence[Rows], slow:
 
 
 class Scorer:
-    """Scores models of clients whose samples are here; who runs the scoring programs is the caller's matter."""
+    """Scores models of clients whose samples are here; who runs the scoring programs is the caller's matter.
+
+    Made only where model, loss and data fit together (`check_fit`).
+    """
 
     def __init__(self, task: Task, data: FederatedData, resident: Resident) -> None:
-        self.task, self.data, self._resident = task, data, resident
-        if data.has_masks:
-            _ = self.judged  # refuses a model that does not answer with maps
-
-    @cached_property
-    def judged(self) -> Judged | None:
-        return judged_by(self.task, self.data, self._resident)
+        self.task, self.data = task, data
+        self.judged = judged_by(task, data, check_fit(task, data, resident))
 
     def look(self, rows: Sequence[Rows], *, closer: bool, usual: bool = True) -> Closer | None:
         """What is kept of the answers to the given rows; nothing where no metric needs it.

@@ -89,8 +89,9 @@ class Federation(RoundLoop):
             attack=attack,
             privacy=privacy,
         )
-        states = ClientStates(self._start(initial)[1])
         resident = Resident(data, self.engine.device, task.dtype)
+        self._scorer = Scorer(task, data, resident)
+        states = ClientStates(self._start(initial)[1])
         self.site = LocalSite(
             task,
             resident,
@@ -103,7 +104,6 @@ class Federation(RoundLoop):
             self.privacy,
             LastSent(algorithm.sends) if keep_sent else None,
         )
-        self._scorer = Scorer(task, data, resident)
 
     # models and scores -------------------------------------------------------------------------------
     @property

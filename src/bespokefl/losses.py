@@ -1,4 +1,8 @@
-"""Losses and hits, one value per sample: of classes, of masks (a class for every pixel), and of numbers."""
+"""Losses and hits, one value per sample: of classes, of masks (a class for every pixel), and of numbers.
+
+What a classifier's outputs mean is decided here, for training, scores and predictions: they are logits, and a single
+output is the logit of class 1 beside 0 for class 0 (`class_logits`).
+"""
 
 from collections.abc import Callable
 
@@ -10,11 +14,29 @@ PerSample = Callable[[Tensor, Tensor], Tensor]  # (outputs, targets) -> one valu
 DICE_SMOOTHING = 1.0  # pixels
 
 
-def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
+def class_logits(outputs: Tensor) -> Tensor:
+    """A logit for each class, on axis 1. A model of one output z per sample answers (0, z): sigmoid(z) is class 1's
+    probability, and z > 0 is class 1."""
+    if outputs.ndim > 1 and outputs.shape[1] > 1:
+        return outputs
+    z = outputs.unsqueeze(1) if outputs.ndim == 1 else outputs
+    return torch.cat([torch.zeros_like(z), z], 1)
+
+
+def add_to_logits(outputs: Tensor, of_classes: Tensor) -> Tensor:
+    """A model's outputs with a number added to the logit of each class; of one output, what changes between its two."""
+    if class_logits(outputs) is outputs:
+        return outputs + of_classes
+    return outputs + (of_classes[1] - of_classes[0])
+
+
+def cross_entropy(outputs: Tensor, y: Tensor) -> Tensor:
     """log sum exp(logits) - logits[y]: for few classes several times faster on a CPU than F.cross_entropy's kernel.
 
-    Classes are axis 1. Where labels are masks it is the mean over a sample's pixels.
+    Classes are axis 1; of one output it is the binary cross-entropy. Where labels are masks it is the mean over a
+    sample's pixels.
     """
+    logits = class_logits(outputs)
     return _over_pixels(torch.logsumexp(logits, 1) - logits.gather(1, y.unsqueeze(1)).squeeze(1))
 
 
@@ -40,9 +62,9 @@ LOSSES: dict[str, PerSample] = {"cross_entropy": cross_entropy, "squared_error":
 CLASSIFYING = ("cross_entropy", "dice")  # losses of models whose largest output is the predicted class
 
 
-def hit(logits: Tensor, y: Tensor) -> Tensor:
+def hit(outputs: Tensor, y: Tensor) -> Tensor:
     """1 where the largest logit is the label's (ties to the lowest index); of masks, the share of such pixels."""
-    return _over_pixels((logits.argmax(1) == y).to(logits.dtype))
+    return _over_pixels((class_logits(outputs).argmax(1) == y).to(outputs.dtype))
 
 
 def pixel_mean(h: Tensor) -> Tensor:

@@ -25,6 +25,7 @@ from bespokefl.errors import InputError
 from bespokefl.export import Answers
 from bespokefl.flower.silo import PERSONAL, RUN, RUNS
 from bespokefl.flower.workshop import Agreement, Limits, make_algorithm, make_task
+from bespokefl.losses import class_logits
 from bespokefl.models import MODELS
 from bespokefl.results import files
 from bespokefl.trees import Model
@@ -69,7 +70,7 @@ class PersonalModel:
 
     def _of_file(self, path: Path) -> list[Prediction]:
         x = normalise_alike(self._read(path), self.normalize, self.moments)
-        parts = [self.answers(self.model, some).double().softmax(1) for some in torch.split(x, AT_ONCE)]
+        parts = [class_logits(self.answers(self.model, some)).double().softmax(1) for some in torch.split(x, AT_ONCE)]
         found = torch.cat(parts).numpy()
         named = [str(path)] if len(found) == 1 else [f"{path}[{row}]" for row in range(len(found))]
         return [self._prediction(source, values) for source, values in zip(named, found, strict=True)]

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bespokefl.losses import hit
+from bespokefl.losses import class_logits, hit
 from bespokefl.program import Down, Phase, Program, ordered
 from bespokefl.task import Batch, Task
 from bespokefl.trees import Model, Tree
@@ -44,7 +44,7 @@ class Evaluation(NamedTuple):
 
 
 class Answers(NamedTuple):
-    """What is kept of every sample: its outputs, or the class of the largest one (of every pixel, for masks)."""
+    """What is kept of every sample: its logits, or the class of the largest one (of every pixel, for masks)."""
 
     rows: int  # room for so many samples of a client, a scoring batch at least
     shape: tuple[int, ...]  # of a sample's entry
@@ -116,7 +116,8 @@ class _Scoring:
         """
         if self.answers is None:
             return answers
-        values, buffer = out if self.answers.outputs else out.argmax(1), answers["buffer"]
+        logits, buffer = class_logits(out), answers["buffer"]
+        values = logits if self.answers.outputs else logits.argmax(1)
         places = answers["next"].clamp(max=len(buffer) - len(out)) + torch.arange(len(out), device=out.device)
         filled = buffer.index_copy(0, places, values.to(buffer.dtype))
         return {"buffer": filled, "next": answers["next"] + len(out)}

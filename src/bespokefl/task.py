@@ -63,6 +63,16 @@ class Pass(NamedTuple):
     out: Tensor  # the model's outputs
 
 
+class HeadSizes(NamedTuple):
+    features: int  # into the head
+    outputs: int  # of it
+
+    @property
+    def classes(self) -> int:
+        """Those that the outputs tell apart: a single one tells class 1 from class 0."""
+        return max(2, self.outputs)
+
+
 class Layer(NamedTuple):
     name: str  # the module's dotted name
     params: tuple[str, ...]  # its own parameters
@@ -152,8 +162,8 @@ class Task:
         behind = {_join(k, n) for k, m in modules[start:end] for n in _float_tensors(m)}
         return [k for k in self.initial if k in behind]
 
-    def head_sizes(self, method: str) -> tuple[int, int]:
-        """Features into the head and classes out of it, for a method that has to know; InputError if nobody can."""
+    def head_sizes(self, method: str) -> HeadSizes:
+        """Features into the head and its outputs, for a method that has to know; InputError if nobody can."""
         layers = [layer for layer in self.layers if layer.kind == "linear" and layer.params[0] in self.head]
         linear = [self.initial[layer.params[0]].shape for layer in layers]
         if not self.classifies or not linear:
@@ -162,7 +172,7 @@ class Task:
                 f"algorithm.name = {method!r} needs a classifier, and the model's head {self.head_name!r} {why}; take "
                 "the cross-entropy loss and a head of linear layers (model.head names it)"
             )
-        return linear[0][1], linear[-1][0]
+        return HeadSizes(linear[0][1], linear[-1][0])
 
     def apply(
         self, x: Model, batch: Batch, *, train: bool = False, at: str | None = None

@@ -30,6 +30,7 @@ from bespokefl.algorithms.fedavg import FedAvg, Kept
 from bespokefl.algorithms.hyper import hyper
 from bespokefl.cohort import Cohort
 from bespokefl.keyed import keyed_normal
+from bespokefl.losses import class_logits
 from bespokefl.program import Call, Down, Phase, Program, ordered
 from bespokefl.task import Batch, Pass, Task
 from bespokefl.trees import Model, Tree, clipped
@@ -105,7 +106,7 @@ class FedHKD(FedAvg):
         told = (Q.sum(1) > 0).to(Q.dtype)
 
         def objective(x: Model, out: Tensor, h: Tensor) -> Tensor:
-            log_p = (task.head_outputs(x, H) / self.T).log_softmax(1)
+            log_p = (class_logits(task.head_outputs(x, H)) / self.T).log_softmax(1)
             classes = (told * self.divergence(log_p, Q)).sum() / told.sum().clamp(min=1)
             samples = told[batch.y] * (h.flatten(1) - H[batch.y]).square().sum(1)
             loss = batch.mean(task.per_sample(out, batch.y))
@@ -121,7 +122,8 @@ class FedHKD(FedAvg):
         return torch.where(squared > 0, squared, 1.0).sqrt() * (squared > 0)  # no infinite slope at 0
 
     def begin_collecting(self, task: Task, down: Down, c: Training) -> Collected:
-        features, classes = task.head_sizes(self.name)
+        sizes = task.head_sizes(self.name)
+        features, classes = sizes.features, sizes.classes
         zero = torch.zeros((), dtype=torch.int64)
         return Collected(c, torch.zeros(classes, features), torch.zeros(classes, classes), torch.zeros(classes), zero)
 
@@ -129,7 +131,7 @@ class FedHKD(FedAvg):
         out, h, _ = task.apply(k.c.x, batch)
         label = batch.one_hot(len(k.n))
         features = k.h + batch.outer(label, h.flatten(1))
-        predictions = k.q + batch.outer(label, (out / self.T).softmax(1))
+        predictions = k.q + batch.outer(label, (class_logits(out) / self.T).softmax(1))
         return Collected(k.c, features, predictions, k.n + batch.sum(label), batch.key)
 
     def tell(self, task: Task, down: Down, k: Collected) -> tuple[dict[str, Tree], Kept]:

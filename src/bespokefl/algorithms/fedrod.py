@@ -27,6 +27,7 @@ from bespokefl.algorithms.base import Newcomer, OneModel, Setup
 from bespokefl.algorithms.hyper import hyper
 from bespokefl.cohort import Cohort
 from bespokefl.hypernetwork import HyperNetwork, generate, initial_parameters
+from bespokefl.losses import add_to_logits
 from bespokefl.program import Call, Down, Phase, Program, ordered
 from bespokefl.task import Batch, Task
 from bespokefl.trees import Model, Tree, pick, rows, zeros
@@ -98,10 +99,10 @@ class FedRoD(ModelAveraging, OneModel):
         """h^G(z) + h_i^P(z)."""
         out, h, _ = task.apply(model, batch)
         own = {k.removeprefix(PERSONAL): v for k, v in model.items() if k.startswith(PERSONAL)}
-        return out + task.head_outputs(model | own, h)
+        return out + task.head_outputs(model | own, h).view_as(out)
 
     def hypernetwork(self, task: Task) -> HyperNetwork:
-        return HyperNetwork(pick(task.initial, task.head), task.head_sizes(self.name)[1], self.width, n_hidden=1)
+        return HyperNetwork(pick(task.initial, task.head), task.head_sizes(self.name).classes, self.width, n_hidden=1)
 
     # one client --------------------------------------------------------------------------------------
     @property
@@ -115,7 +116,7 @@ class FedRoD(ModelAveraging, OneModel):
     def begin(self, task: Task, down: Down, kept: Kept) -> Two:
         p = kept.h if self.head == "linear" else down.nu
         m, mp = self.momentum_at_start(kept.m, task.params(down.w)), self.momentum_at_start(kept.mp, p)
-        return Two(down.w, p, m, mp, torch.zeros(task.head_sizes(self.name)[1]))
+        return Two(down.w, p, m, mp, torch.zeros(task.head_sizes(self.name).classes))
 
     def count(self, task: Task, down: Down, c: Two, batch: Batch) -> Two:
         return c._replace(n=c.n + batch.sum(batch.one_hot(len(c.n))))
@@ -124,7 +125,7 @@ class FedRoD(ModelAveraging, OneModel):
         log_n = c.n.clamp(min=FEWEST).log()
 
         def balanced(x: Model, out: Tensor, z: Tensor) -> Tensor:
-            return batch.mean(task.per_sample(out + log_n, batch.y))
+            return batch.mean(task.per_sample(add_to_logits(out, log_n), batch.y))
 
         q = task.grad(c.x, batch, objective=balanced)
         x, m = self.opt.step(c.x, q.grad, c.m)
@@ -135,7 +136,7 @@ class FedRoD(ModelAveraging, OneModel):
 
         def personal(p: Model) -> Tensor:
             own = task.head_outputs(c.x | self.personal_head(task, p, c.n), z)
-            return batch.mean(task.per_sample(generic + own, batch.y))
+            return batch.mean(task.per_sample(generic + own.view_as(generic), batch.y))
 
         p, mp = self.opt.step(c.p, grad(personal)(c.p), c.mp)
         return c._replace(p=p, mp=mp)

@@ -34,6 +34,7 @@ from bespokefl.algorithms.base import Newcomer, Setup, Training
 from bespokefl.algorithms.hyper import hyper
 from bespokefl.cohort import Cohort
 from bespokefl.errors import InputError
+from bespokefl.losses import class_logits
 from bespokefl.program import Call, Down, Phase, Program
 from bespokefl.task import Batch, Pass, Task
 from bespokefl.trees import Model, Tree, drop, pick
@@ -111,9 +112,9 @@ class SplitGP(ModelAveraging):
         """Those of the client's exit where they are sure enough, else those of the whole path."""
         out, h, _ = task.apply(model, batch, at=self.first_of_server(task))
         early = self.client_exit(model, h)
-        log_p = early.log_softmax(-1)
+        log_p = class_logits(early).log_softmax(-1)
         entropy = -(log_p.exp() * log_p).sum(-1, keepdim=True)
-        return torch.where(entropy <= self.E_th, early, out)
+        return torch.where(entropy <= self.E_th, early, out.view_as(early)).view_as(out)
 
     # one client --------------------------------------------------------------------------------------
     @property
@@ -145,7 +146,8 @@ class SplitGP(ModelAveraging):
         """Of the loss at both exits."""
 
         def both_exits(x: Model, out: Tensor, h: Tensor) -> Tensor:
-            early, late = (batch.mean(task.per_sample(o, batch.y)) for o in (self.client_exit(x, h), out))
+            exits = (self.client_exit(x, h).view_as(out), out)
+            early, late = (batch.mean(task.per_sample(o, batch.y)) for o in exits)
             return self.gamma * early + (1 - self.gamma) * late
 
         return task.grad(x, batch, names, objective=both_exits, at=self.first_of_server(task))
@@ -162,11 +164,11 @@ class SplitGP(ModelAveraging):
         return [*task.names, *KAPPA]
 
     def _with_kappa(self, task: Task, x: Model) -> Model:
-        features, classes = task.head_sizes(self.name)
+        features, outputs = task.head_sizes(self.name)
         cut, like = self.first_of_server(task), x[task.names[0]]
         if cut != task.head_name:
             features = task.initial[f"{cut}.weight"].shape[1]
-        return {**x, KAPPA[0]: like.new_zeros(classes, features), KAPPA[1]: like.new_zeros(classes)}
+        return {**x, KAPPA[0]: like.new_zeros(outputs, features), KAPPA[1]: like.new_zeros(outputs)}
 
     def _kept(self, task: Task, x: Model, m: Model) -> Kept:
         return Kept(pick(x, [*self.client_side(task), *KAPPA]), self.momentum_to_keep(m))

@@ -15,8 +15,10 @@ from torch import Tensor
 from bespokefl.algorithms.base import Algorithm
 from bespokefl.attacks import Attack
 from bespokefl.cohort import Cohort
+from bespokefl.engines.base import Resident
 from bespokefl.errors import EndedEarly, InputError, RunError
 from bespokefl.evaluation import of_all
+from bespokefl.fit import check_fit
 from bespokefl.flower.envelope import Envelope
 from bespokefl.flower.expectation import Expectation, made_up
 from bespokefl.flower.roster import POLL, RemoteCensus, Roster
@@ -69,10 +71,11 @@ class RemoteFederation(RoundLoop):
             attack=attack,
             privacy=privacy,
         )
+        sample = made_up(data.input_shape, data.classes, data.target)
+        check_fit(task, sample, Resident(sample, torch.device("cpu"), task.dtype))
         x0, state = self._start(initial)
         told, arrays = packed({"x0": x0})
         header = {"kind": "open", "federation": roster.federation, "agreement": {"run": run_id, **agreement}, **told}
-        sample = made_up(data.input_shape, data.classes, data.target)
         self.site = RemoteSite(
             task,
             data.sizes("train"),

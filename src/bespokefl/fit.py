@@ -1,0 +1,112 @@
+"""Whether model, loss and data fit together, looked at on two samples before the first round."""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bespokefl.data.federated import FederatedData
+from bespokefl.engines.base import Resident, numerics
+from bespokefl.errors import InputError
+from bespokefl.task import Batch, Task
+
+Found = TypeVar("Found")
+
+
+def check_fit(task: Task, data: FederatedData, resident: Resident) -> tuple[int, ...]:
+    """The shape of the model's answer to one sample; InputError where it is not one for these labels and this loss."""
+    batch = _two_samples(task, data, resident)
+    out = _answer(task, batch)
+    shape = tuple(out.shape[1:])
+    if task.classifies and not batch.y.is_floating_point():
+        _check_masks(data, shape) if data.has_masks else _check_classes(data, shape)
+    _check_losses(task, out, batch.y)
+    return shape
+
+
+def _two_samples(task: Task, data: FederatedData, resident: Resident) -> Batch:
+    rows = np.concatenate(data.splits["train"])[:2] if data.clients else np.empty(0, dtype=np.int64)
+    rows = np.resize(rows if len(rows) else np.zeros(1, dtype=np.int64), 2)
+    device = next(iter(task.initial.values())).device
+    index = torch.as_tensor(rows, device=device)
+    return Batch(*resident.gather(index), None, torch.zeros((), dtype=torch.int64, device=device))
+
+
+def _answer(task: Task, batch: Batch) -> Tensor:
+    try:
+        out = _numerically(task, batch.x.device, lambda: task.apply(task.initial, batch)[0])
+    except Exception as error:
+        raise InputError(
+            f"the model cannot be run on two samples of the shape {tuple(batch.x.shape[1:])} and dtype "
+            f"{batch.x.dtype}: {type(error).__name__}: {error}"
+        ) from error
+    if not isinstance(out, Tensor) or not out.ndim or out.shape[0] != 2:
+        seen = f"the shape {tuple(out.shape)}" if isinstance(out, Tensor) else f"a {type(out).__name__}"
+        raise InputError(f"the model answers two samples with {seen}; it must be one tensor whose first axis is theirs")
+    return out
+
+
+def _numerically(task: Task, device: torch.device, compute: Callable[[], Found]) -> Found:
+    """As engines do. Only what fails else is tried with their default type, for that is the whole process's."""
+    with torch.no_grad(), torch.device(device):
+        try:
+            return compute()
+        except Exception:
+            if torch.get_default_dtype() == task.dtype:
+                raise
+            with numerics(task.dtype, device, tf32=False):
+                return compute()
+
+
+def _check_masks(data: FederatedData, shape: tuple[int, ...]) -> None:
+    pixels = tuple(data.y.shape[1:])
+    if len(shape) != 3 or shape[0] < len(data.classes) or shape[1:] != pixels:
+        raise InputError(
+            f"model.name: the labels are masks of {pixels} pixels and {len(data.classes)} classes, and the model "
+            f"answers with the shape {shape}; take one for segmentation, with a map for each class"
+        )
+
+
+def _check_classes(data: FederatedData, shape: tuple[int, ...]) -> None:
+    outputs, classes = (shape[0] if shape else 1), len(data.classes)
+    if len(shape) > 1:
+        raise InputError(
+            f"the model answers a sample with the shape {shape}, but there is one label a sample: give it an output "
+            f"for each of the {classes} classes, or a loss of your own that is no classifier's (classifies=False)"
+        )
+    if classes > max(2, outputs):
+        raise InputError(
+            f"the model has {outputs} output{'' if outputs == 1 else 's'}, but the data have {classes} classes; it "
+            f"needs at least {classes}"
+        )
+    if classes == 1 and outputs == 1:
+        raise InputError(
+            f"the data have one class, {data.classes[0]!r}, and the model one output: there is nothing to tell apart; "
+            "name all classes (classes = [...]), or give data in which two occur"
+        )
+    unnamed = int(data.y.max()) if not classes else 0
+    if unnamed >= max(2, outputs):
+        raise InputError(f"the data hold the label {unnamed}, but the model has {outputs} outputs; they must be more")
+
+
+def _check_losses(task: Task, out: Tensor, y: Tensor) -> None:
+    """A mean over the batch passes for one value per sample with some methods, and is a wrong number."""
+    for n in (2, 1):
+        shapes = f"outputs {tuple(out[:n].shape)} and targets {tuple(y[:n].shape)}"
+        told = f"the loss, given the {shapes} of {n} sample{'s' if n > 1 else ''}"
+        try:
+            losses = _numerically(task, out.device, lambda n=n: task.per_sample(out[:n], y[:n]))  # type: ignore[misc]
+        except Exception as error:
+            raise InputError(f"{told}, fails: {type(error).__name__}: {error}") from error
+        if isinstance(losses, Tensor) and losses.shape == (n,) and losses.is_floating_point():
+            continue
+        if not isinstance(losses, Tensor):
+            seen = f"a {type(losses).__name__}"
+        else:
+            seen = f"{'one number' if not losses.ndim else f'the shape {tuple(losses.shape)}'} ({losses.dtype})"
+        raise InputError(
+            f"{told}, returns {seen}; it must be one floating value per sample, the shape ({n},): "
+            'take no mean or sum over samples (reduction="none" in torch\'s losses)'
+        )
