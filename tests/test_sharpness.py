@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from bespokefl.models import build
 from bespokefl.sharpness import Part, equal_scores, largest, layers_of, lwsam, only, scores
 from bespokefl.task import Task
 from bespokefl.trees import Model, norm
@@ -167,3 +168,91 @@ def test_layers_of_a_model() -> None:
     assert layers_of(task) == (Part(conv, ()), Part(norm1, bn), *rest)
     assert layers_of(task, "conv_norm") == (Part(conv + norm1, bn), *rest)
     assert layers_of(task, "conv_norm", task.body) == (Part(conv + norm1, bn), *rest[:2])
+
+
+def paired(net: nn.Module, head: str | None = None) -> list[str]:
+    """The modules of each layer with more than one, or with nothing but a norm."""
+    task = Task(net, head=head)
+    norms = {k.rpartition(".")[0] for k in task.norm_names}
+    shown = []
+    for part in layers_of(task, "conv_norm"):
+        modules = list(dict.fromkeys(k.rpartition(".")[0] for k in part.params))
+        assert {k.rpartition(".")[0] for k in part.buffers} <= set(modules)
+        if len(modules) > 1 or modules[0] in norms:
+            shown.append("+".join(modules))
+    assert sorted(k for part in layers_of(task, "conv_norm") for k in part.params) == sorted(task.names)
+    return shown
+
+
+def test_resnet18_counts_each_convolution_with_the_norm_behind_it() -> None:
+    task = Task(build("resnet18", (3, 8, 8), 10, width=4))
+    parts = layers_of(task, "conv_norm")
+    assert len(parts) == 21 and parts[-1].params == ("head.weight", "head.bias")
+    shapes = [[task.initial[k].shape for k in part.params] for part in parts[:-1]]
+    assert all(len(conv) == 4 and norm == (conv[0],) and bias == norm for conv, norm, bias in shapes)
+
+
+def test_a_pre_activation_net_counts_a_norm_with_the_convolution_that_it_prepares() -> None:
+    """WRN-28-10: by name. The last norm has no namesake, and the convolution before it has a norm."""
+    task = Task(build("wrn28-10", (3, 8, 8), 10, width=1))
+    parts = layers_of(task, "conv_norm")
+    assert len(parts) == sum(layer.kind != "norm" for layer in task.layers) + 1
+    block = {part.params[0]: part.params[1:] for part in parts if ".block2." in part.params[0]}
+    assert len(block) == 6  # two of each stage
+    for conv, rest in block.items():
+        norm = conv.replace("conv", "norm").removesuffix(".weight")
+        assert rest[:2] == (f"{norm}.weight", f"{norm}.bias")
+    assert parts[-2].params == ("body.norm.weight", "body.norm.bias")
+
+
+def test_networks_without_norms_have_a_layer_a_module() -> None:
+    task = Task(build("lenet5", (1, 28, 28), 10))
+    assert layers_of(task, "conv_norm") == layers_of(task) and len(layers_of(task)) == len(task.layers)
+
+
+def test_linear_layers_have_norms_too() -> None:
+    mlp = nn.Sequential(nn.LayerNorm(6), nn.Linear(6, 5), nn.LayerNorm(5), nn.ReLU(), nn.Linear(5, 3))
+    assert paired(mlp) == ["0", "1+2"]  # a norm of the inputs belongs to nothing
+
+
+class ByName(nn.Module):
+    """Convolutions first, then their norms, then one of neither."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(1, 4, 3), nn.Conv2d(4, 4, 3)
+        self.bn1, self.bn2, self.extra = nn.BatchNorm2d(4), nn.BatchNorm2d(4), nn.GroupNorm(1, 4)
+        self.fc = nn.Linear(4, 2)
+
+
+class OwnConvolution(nn.Module):
+    """A convolution that is no class of torch's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.filters = nn.Parameter(torch.ones(4, 1, 3, 3))
+
+
+@pytest.mark.parametrize(
+    ("net", "expected"),
+    [
+        (ByName(), ["conv1+bn1", "conv2+bn2", "extra"]),
+        (nn.Sequential(OwnConvolution(), nn.BatchNorm2d(4), nn.Linear(4, 2)), ["0+1"]),
+        (nn.Sequential(nn.Conv2d(1, 4, 1), nn.GroupNorm(1, 8), nn.Linear(8, 2)), ["1"]),  # of other channels
+        (nn.Sequential(nn.ConvTranspose2d(2, 4, 1), nn.BatchNorm2d(4), nn.Linear(4, 2)), ["0+1"]),
+        # pre-activation without names: the first norm is alone
+        (
+            nn.Sequential(
+                nn.BatchNorm2d(2), nn.Conv2d(2, 4, 1), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 1), nn.Linear(4, 2)
+            ),
+            ["0", "1+2"],
+        ),
+        (nn.Sequential(nn.Sequential(nn.Conv2d(1, 4, 1)), nn.BatchNorm2d(4), nn.Linear(4, 2)), ["0.0+1"]),
+    ],
+)
+def test_pairs_in_nets_of_others(net: nn.Module, expected: list[str]) -> None:
+    assert paired(net) == expected
+
+
+def test_no_layer_of_a_densenet_is_lost() -> None:
+    assert paired(build("densenet121", (3, 32, 32), 10))[-1] == "body.norm"  # its block gives out 32 channels

@@ -151,7 +151,8 @@ class Run:
     def _write_facts(self, round_: int, nth: int, of: int) -> None:
         facts = self.federation.facts()
         if facts and is_kept(nth, of, sum(value.nbytes for value in facts.values())):
-            write_facts(self.plan.folder, round_, facts, [layer.name for layer in self.federation.task.layers])
+            layers = self.federation.algorithm.layer_names(self.federation.task)
+            write_facts(self.plan.folder, round_, facts, layers)
 
     def _crosses(self) -> bool:
         """Whether S- and G-accuracy are measured; they are in every round that may be the selected one."""

@@ -5,13 +5,15 @@ the Poor Performance Clients for Personalized Federated Learning?, CVPR 2023, eq
 client: no branch on a tensor, any layer may have a score of 0.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from bespokefl.task import Task
+from bespokefl.task import Layer, Task
 from bespokefl.trees import Model, norm, pick, sub
 
 Grouping = Literal["module", "conv_norm"]
@@ -31,24 +33,59 @@ class Part(NamedTuple):
 def layers_of(task: Task, grouping: Grouping = "module", names: Iterable[str] | None = None) -> tuple[Part, ...]:
     """The layers with trained parameters (among ``names``, all by default), in the model's order.
 
-    A layer is a module that owns parameters; ``conv_norm`` counts a normalisation right behind a convolution as part of
-    it (a ResNet-18 has 41 layers, or 21).
+    A layer is a module that owns parameters; ``conv_norm`` counts a convolution or a linear layer and its
+    normalisation as one (a ResNet-18 has 41 layers, or 21). Which norm is whose:
+
+    * by name, that of the same block with the same number, such as ``conv1`` and ``bn1``, if it has as many channels as
+      the layer takes in or gives out. So in a pre-activation block (norm1, conv1, norm2, conv2) a norm goes with the
+      convolution that it prepares;
+    * otherwise, the norm listed right behind a layer that gives out as many channels;
+    * a norm that is neither, or comes second, stays a layer of its own: the last one of a pre-activation net, and the
+      first one where such a net has no such names (the others then go with the convolution before them).
     """
     wanted = set(task.names if names is None else names)
-    parts: list[Part] = []
-    after_convolution = False
-    for layer in task.layers:
-        params = tuple(k for k in layer.params if k in wanted)
-        if not params:
+    layers = [layer for layer in task.layers if wanted & set(layer.params)]
+    there = {layer.name for layer in layers}
+    owner = _owners_of_norms(task.layers) if grouping == "conv_norm" else {}
+    owner = {norm_: its for norm_, its in owner.items() if its in there}
+    members = {layer.name: [layer] for layer in layers if layer.name not in owner}
+    for layer in layers:
+        if layer.name in owner:
+            members[owner[layer.name]].append(layer)
+    return tuple(_part(group, wanted, task.buffer_names) for group in members.values())
+
+
+def _part(group: Sequence[Layer], wanted: Collection[str], buffers: Sequence[str]) -> Part:
+    params = tuple(k for layer in group for k in layer.params if k in wanted)
+    return Part(params, tuple(k for layer in group for k in buffers if k.rpartition(".")[0] == layer.name))
+
+
+def _owners_of_norms(layers: Sequence[Layer]) -> dict[str, str]:
+    """The names of norms that belong to another layer, and that layer's."""
+    norms = [(layer, before) for before, layer in pairwise([layers[0], *layers]) if layer.kind == "norm"]
+    by_number: dict[tuple[str, str], list[Layer]] = {}
+    for layer in layers:
+        if layer.kind != "norm" and layer.widths[1]:
+            by_number.setdefault(_block_and_number(layer), []).append(layer)
+    owner: dict[str, str] = {}
+    for norm_, _ in norms:
+        block, number = _block_and_number(norm_)
+        alike = by_number.get((block, number), []) if number else []
+        if len(alike) == 1 and norm_.widths[0] in alike[0].widths and alike[0].name not in owner.values():
+            owner[norm_.name] = alike[0].name
+    for norm_, before in norms:
+        if norm_.name in owner or before.kind == "norm" or before.name in owner.values():
             continue
-        part = Part(params, tuple(k for k in task.buffer_names if k.rpartition(".")[0] == layer.name))
-        is_norm = params[0] in task.norm_names
-        if grouping == "conv_norm" and is_norm and after_convolution:
-            parts[-1] = Part(parts[-1].params + part.params, parts[-1].buffers + part.buffers)
-        else:
-            parts.append(part)
-        after_convolution = not is_norm and any(task.initial[k].ndim > 2 for k in params)
-    return tuple(parts)
+        if norm_.widths[0] == before.widths[1]:
+            owner[norm_.name] = before.name
+    return owner
+
+
+def _block_and_number(layer: Layer) -> tuple[str, str]:
+    """Where a layer stands, and the number behind the letters of its own name; "" if it has no letters."""
+    block, _, own = layer.name.rpartition(".")
+    found = re.fullmatch(r".*\D(\d+)", own)
+    return block, found[1] if found else ""
 
 
 def scores(a: Mapping[str, Tensor], b: Mapping[str, Tensor], layers: Sequence[Part], scale: ScoreScale) -> Tensor:

@@ -21,6 +21,7 @@ from bespokefl.losses import CLASSIFYING, LOSSES, PerSample
 from bespokefl.modules import KeyedDropout, MaskedBatchNorm, differentiated, with_stand_ins
 from bespokefl.trees import Model, pick
 
+NORMS = (MaskedBatchNorm, nn.GroupNorm, nn.LayerNorm, _InstanceNorm)
 Objective = Callable[[Model, Tensor, Tensor], Tensor]  # (x, outputs, h) -> what is minimised on a batch
 
 
@@ -76,7 +77,8 @@ class HeadSizes(NamedTuple):
 class Layer(NamedTuple):
     name: str  # the module's dotted name
     params: tuple[str, ...]  # its own parameters
-    kind: Literal["linear", "convolution", "other"]
+    kind: Literal["linear", "convolution", "norm", "other"]
+    widths: tuple[int, int] = (0, 0)  # channels, or features, that go in and come out; 0: not known
 
 
 class Task:
@@ -115,7 +117,8 @@ class Task:
             raise InputError(f"the model {type(module).__name__} has no parameters to train")
         with_params = [(k, m) for k, m in net.named_modules() if next(m.parameters(recurse=False), None) is not None]
         self.layers = [
-            Layer(k, tuple(_join(k, n) for n, _ in m.named_parameters(recurse=False)), _kind(m)) for k, m in with_params
+            Layer(k, tuple(_join(k, n) for n, _ in m.named_parameters(recurse=False)), *_kind_and_widths(m))
+            for k, m in with_params
         ]
         self.head_name = head if head is not None else _head_of(net, self.layers)
         self.head = [k for k in self.names if k.startswith(_join(self.head_name, ""))]
@@ -127,9 +130,8 @@ class Task:
         self.size = sum(self.initial[k].numel() for k in self.names)
         self.has_convolutions = any(isinstance(m, _ConvNd) for m in net.modules())
         self.body = [k for k in self.names if k not in set(self.head)]
-        norms = (MaskedBatchNorm, nn.GroupNorm, nn.LayerNorm, _InstanceNorm)
         self.norm_names = [
-            _join(k, n) for k, m in net.named_modules() if isinstance(m, norms) for n in _float_tensors(m)
+            _join(k, n) for k, m in net.named_modules() if isinstance(m, NORMS) for n in _float_tensors(m)
         ]
         self._nets = {train: _Net(net, train=train) for train in (True, False)}
         self._device: torch.device | None = None  # where `to` brought it
@@ -310,10 +312,18 @@ def _autocast(like: Tensor, enabled: bool) -> torch.autocast:
     return torch.autocast(like.device.type, torch.bfloat16, enabled=enabled, cache_enabled=False)
 
 
-def _kind(module: nn.Module) -> Literal["linear", "convolution", "other"]:
+def _kind_and_widths(
+    module: nn.Module,
+) -> tuple[Literal["linear", "convolution", "norm", "other"], tuple[int, int]]:
     if isinstance(module, nn.Linear):
-        return "linear"
-    return "convolution" if isinstance(module, _ConvNd) else "other"
+        return "linear", (module.in_features, module.out_features)
+    if isinstance(module, _ConvNd):
+        return "convolution", (module.in_channels, module.out_channels)
+    if isinstance(module, NORMS):
+        size = next(module.parameters(recurse=False)).shape[0]
+        return "norm", (size, size)
+    filters = [p for p in module.parameters(recurse=False) if p.ndim > 2]  # a convolution of the user's own
+    return "other", (filters[0].shape[1], filters[0].shape[0]) if filters else (0, 0)
 
 
 def _float_tensors(module: nn.Module) -> Model:

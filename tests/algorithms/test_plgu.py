@@ -129,20 +129,20 @@ def lf_example(engine: str, **hyper: Any) -> Federation:
 
 @both_engines
 def test_lf_by_hand(engine: str) -> None:
-    run = lf_example(engine)
+    run = lf_example(engine, perturb_at="theta")
     run.round()
     close(as_vector(run.client_model(0)), (1.405, 1.28))
     close(as_vector(run.client_model(1)), (0.64, 1.81))
     close(as_vector(run.server["w"]), (1.697471731442, 1.507270384898))
     for i, w_i in enumerate([(1.896223681134, 1.213915518148), (1.49871978175, 1.800625251649)]):
-        alone = lf_example(engine)  # with one client the global model is that client's w_i
+        alone = lf_example(engine, perturb_at="theta")  # with one client the global model is that client's w_i
         alone.round(clients=[i])
         close(as_vector(alone.server["w"]), w_i)
 
 
 @both_engines
 def test_lf_perturbed_at_w_by_hand(engine: str) -> None:
-    run = lf_example(engine, perturb_at="w")
+    run = lf_example(engine)  # the default
     run.round()
     close(as_vector(run.server["w"]), (1.477333873528, 1.510801584619))
     close(as_vector(run.client_model(0)), (1.405, 1.28))  # theta does not feel it
@@ -154,7 +154,7 @@ def test_lf_options_by_hand(engine: str) -> None:
     norm = 16.25**0.5
 
     def w_after(**hyper: Any) -> Tensor:
-        run = lf_example(engine, local_epochs=1, **hyper)
+        run = lf_example(engine, local_epochs=1, perturb_at="theta", **hyper)
         run.round(clients=[0])
         return as_vector(run.server["w"])
 
@@ -198,9 +198,9 @@ def test_lf_without_rho_and_personal_layers_is_uniform_fedavg(engine: str) -> No
 
 @both_engines
 def test_lf_with_all_layers_personal_trains_theta_locally(engine: str) -> None:
-    """D = L, rho = 0: theta_i is Local's, and w moves by their mean move."""
+    """D = L, rho = 0: theta_i is Local's, and w moves by their mean move where gradients are theirs."""
     settings = {**TRAINING, "momentum": 0.9}
-    ours = federation(PLGULF(**settings, rho=0.0, D=3), engine, participation=0.7)
+    ours = federation(PLGULF(**settings, rho=0.0, D=3, perturb_at="theta"), engine, participation=0.7)
     local = federation(Local(**settings), engine, participation=0.7)
     for _ in range(3):
         w, before = ours.server["w"], ours.personal_models()
@@ -270,14 +270,16 @@ def test_lf_refuses_more_personal_layers_than_there_are() -> None:
         federation(PLGULF(**TRAINING, D=4))
 
 
-def test_lf_one_layer_is_sam() -> None:
+@pytest.mark.parametrize("at", ["w", "theta"])
+def test_lf_one_layer_is_sam(at: Any) -> None:
     task = Task(Quadratic(1), the_output, classifies=False, dtype=torch.float64)
-    algorithm = PLGULF(**FULL, local_epochs=1, rho=0.5, D=1)
+    algorithm = PLGULF(**FULL, local_epochs=1, rho=0.5, D=1, perturb_at=at)
     run = Federation(task, one_row_each([(3, 1)]), algorithm, engine="sequential", initial=as_model([2.0]))
     for _ in range(2):  # in the second round the score is that of a drift: 1 as well
         theta, w = as_vector(run.client_model(0)), as_vector(run.server["w"])
         run.round()
-        torch.testing.assert_close(as_vector(run.server["w"]), w - 0.1 * 3 * (theta + 0.5 - 1), rtol=0, atol=1e-12)
+        x = w if at == "w" else theta
+        torch.testing.assert_close(as_vector(run.server["w"]), w - 0.1 * 3 * (x + 0.5 - 1), rtol=0, atol=1e-12)
 
 
 @both_engines
@@ -321,7 +323,7 @@ def test_lf_personal_statistics_stay_with_their_layer() -> None:
     module = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3)).double()
     ours, local = (
         rounds(Federation(module, classified(), a, engine="sequential"), 2).personal_models()
-        for a in (PLGULF(**TRAINING, rho=0.0, D=3), Local(**TRAINING))
+        for a in (PLGULF(**TRAINING, rho=0.0, D=2), Local(**TRAINING))
     )
     assert_equal(ours, local)
 

@@ -24,12 +24,14 @@ from tests.algorithms.test_plgu import (
 from torch import Tensor, nn
 
 from bespokefl.algorithms import plgu_lf as lf
+from bespokefl.algorithms.fedavg import FedAvg
 from bespokefl.algorithms.plgu_ghn import Server
 from bespokefl.algorithms.plgu_grep import PLGUGRep
 from bespokefl.algorithms.plgu_lf import PLGULF
-from bespokefl.data import FederatedData
+from bespokefl.data import FederatedData, load
 from bespokefl.errors import InputError
 from bespokefl.federation import Federation
+from bespokefl.models import build
 from bespokefl.sharpness import layers_of
 from bespokefl.task import Batch, Task
 
@@ -75,6 +77,8 @@ def test_layers_of_a_resnet18() -> None:
     assert [len(part.buffers) for part in pairs] == [2] * 20 + [0]
     assert {k for part in pairs for k in part.params} == set(task.names)
     assert len(layers_of(task, "conv_norm", task.body)) == 20
+    names = PLGULF().layer_names(task)
+    assert (len(names), names[0], names[1], names[-1]) == (21, "0", "3.conv1", "13")
 
 
 @pytest.mark.parametrize(("grouping", "layers"), [("module", 41), ("conv_norm", 21)])
@@ -83,6 +87,38 @@ def test_lf_may_have_all_layers_personal_but_no_more(grouping: Any, layers: int)
     Federation(resnet18(), data, PLGULF(D=layers, grouping=grouping))
     with pytest.raises(InputError, match=rf"algorithm\.D = {layers + 1} .* from 0 to {layers}"):
         Federation(resnet18(), data, PLGULF(D=layers + 1, grouping=grouping))
+
+
+def test_scored_by_module_the_personal_layers_of_a_resnet18_are_norms() -> None:
+    """A score is divided by the number of parameters, so that a norm of a few has the highest."""
+    data = load("digits", clients=4, partition="dirichlet", alpha=0.3)
+    task = Task(build("resnet18", data.input_shape, 10, width=8))
+    run = Federation(task, data, PLGULF(lr=0.05, local_epochs=1, batch_size=20, grouping="module"), seed=0)
+    run.round()
+    run.round(clients=[0])  # so that w has gone on for the others
+    highest = run.facts()["scores"][1].argsort()[::-1][:5]
+    kinds = [task.layers[l].kind for l in highest]
+    assert kinds.count("norm") >= 4
+    modules = {layer.name: layer.kind for layer in task.layers}
+    for part in PLGULF().layers(task):
+        assert any(modules[k.rpartition(".")[0]] != "norm" for k in part.params)
+
+
+def test_the_global_model_of_lf_keeps_up_with_fedavg() -> None:
+    """On the demo's data; perturbed at theta it falls far behind."""
+    data = load("digits", clients=20, partition="dirichlet", alpha=0.3)
+    torch.manual_seed(0)
+    task = Task(build("mlp", data.input_shape, 10, hidden=[200]))
+    settings: dict[str, Any] = {"lr": 0.05, "momentum": 0.9, "batch_size": 20, "local_epochs": 5}
+    methods = PLGULF(**settings), FedAvg(**settings), PLGULF(**settings, perturb_at="theta")
+    correct = []
+    for algorithm in methods:
+        run = Federation(task, data, algorithm, participation=0.5, seed=0)
+        run.run(10, evaluate_every=0)
+        scores = run.evaluate(model="global")
+        correct.append(float((scores.accuracy * scores.n).sum() / scores.n.sum()))
+    ours, fedavg, at_theta = correct
+    assert ours > fedavg - 0.03 and at_theta < fedavg - 0.1
 
 
 def pictures(sizes: Sequence[int], side: int = 8, channels: int = 3, dtype: Any = np.float32) -> FederatedData:
@@ -294,7 +330,7 @@ def average(a: Sequence[float], b: Sequence[float], p: float) -> list[float]:
 def test_lf_weights(engine: str, weights: Any, p: float) -> None:
     data = repeated([(1, 2, 1, 0), (2, 1, 0, 1)], (0, 0), (3, 1))
     task = Task(Quadratic(), the_output, classifies=False, dtype=torch.float64)
-    algorithm = PLGULF(**FULL, local_epochs=2, D=1, rho=0.5, weights=weights)
+    algorithm = PLGULF(**FULL, local_epochs=2, D=1, rho=0.5, weights=weights, perturb_at="theta")
     run = Federation(task, data, algorithm, engine=engine, initial=as_model([2, 2]))
     for i, theta in enumerate([(1.5, 1.75), (1.0, 2.25)]):
         run.site.states.scatter(np.array([i]), lf.Kept({k: v[None] for k, v in as_model(theta).items()}, {}, {}))

@@ -249,6 +249,10 @@ class Algorithm:
         """The same of ONE client's state (LG-Mix's lambda), without branches on tensors; NaN where there is none."""
         return {}
 
+    def layer_names(self, task: Task) -> list[str]:
+        """The names of the layers, for facts that have a number for each."""
+        return [layer.name for layer in task.layers]
+
     def warnings(self, server: Tree) -> dict[str, str]:
         """What a user should know about the server's state: a word for the matter, and a sentence. Looked at in
         evaluated rounds; each matter is said once in a run."""

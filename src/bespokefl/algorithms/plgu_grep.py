@@ -13,7 +13,10 @@ Where the paper is not literal (the authors published no code):
 * Eq. (10) uses phi_i before (11) defines it: ``score_from="step"`` takes that of (11); "previous" the body that the
   client sent last (equal scores if it never did).
 * (12) takes a new gradient at phi_i; ``perturb_grad="reuse"`` takes that of (11), one backward pass less.
-* The scores are of the body's layers only, and renormalised to sum to 1.
+* The scores are of the body's layers only, and renormalised to sum to 1. A layer is a convolution or a linear one with
+  its norm, as in PLGU-LF.
+* Line 11 draws one batch for the body, however large K is. In few rounds the body then hardly moves:
+  ``body_steps="epoch"`` takes (11) to (13) over an epoch of batches.
 * With momentum (11) and (13) are two steps of an optimiser that is new in each round; ``opt_state`` is the head's.
 * The head is trained with the body in evaluation mode; running statistics are those of the pass of (11).
 """
@@ -58,7 +61,9 @@ class PLGUGRep(PartialSharing):
     perturb_grad: Literal["fresh", "reuse"] = hyper("fresh", "gradient in eq. (12): at phi_i, or that of eq. (11)")
     score_scale: Literal["sum1", "mean1"] = hyper("sum1", "xi: scores sum to 1, or have the mean 1")
     norm_scope: Literal["global", "layer"] = hyper("global", "||g||: of the whole body, eq. (12), or of each layer")
-    grouping: Literal["module", "conv_norm"] = hyper("module", "a layer: a module, or a convolution with its norm")
+    grouping: Literal["module", "conv_norm"] = hyper(
+        "conv_norm", "a layer: a convolution or a linear layer with its norm, or any module"
+    )
     weights: Literal["sample", "uniform"] = hyper("uniform", "p_i: aggregation by samples (n_i) or all clients alike")
 
     @property

@@ -10,8 +10,12 @@ Where the paper is not literal (the authors published no code):
 * The scores are renormalised to sum to 1; ||theta_l - w_l|| / dim(l) alone does not. With L layers and equal scores the
   radius is then rho / L; ``score_scale="mean1"`` makes it rho.
 * The denominator of eq. (5) has the exponent 1/p, not p - 1. Eq. (4) as printed is SAM without any scores.
-* Algorithm 1 differentiates at w + epsilon but evaluates F at theta + epsilon: the latter is the default of
-  ``perturb_at``. Only "w" with rho = 0 leaves w on FedAvg's path whatever D is.
+* Algorithm 1 differentiates with respect to w + epsilon but prints F at theta + epsilon. ``perturb_at="w"`` takes the
+  variable of the derivative; with "theta" w is moved by gradients of another model, and falls behind FedAvg's. Only "w"
+  with rho = 0 leaves w on FedAvg's path whatever D is.
+* A layer is a convolution or a linear layer with its norm (``sharpness.layers_of``): a ResNet-18 has 21, where Fig. 5
+  sweeps D to 23 and Theorem 1 speaks of the parameter matrices of L layers. By ``grouping="module"`` it has 41, and as
+  a score is divided by the number of parameters, the D highest are mostly norms.
 * K counts batches in Algorithm 1 and epochs in the experiments: ``local_unit``.
 * D counts personal layers (Section 4, Fig. 5), not universal ones (Section 6.1); its default, 5, is cut to
   half of the layers: with all of them personal nothing comes from w, and theta_i is trained alone. Personal layers are
@@ -65,11 +69,13 @@ class PLGULF(ModelAveraging, OneModel):
     D: int | None = hyper(None, "D: number of personal layers, Algorithm 2; nothing: 5, at most half of them", low=0)
     rho: float = hyper(0.05, "rho: radius of the perturbation, eq. (5)", low=0)
     p: float = hyper(2.0, "p: norm of the perturbation, eq. (5)", above=1)
-    perturb_at: Literal["theta", "w"] = hyper("theta", "where the perturbed gradient is taken, Algorithm 1")
+    perturb_at: Literal["theta", "w"] = hyper("w", "where the perturbed gradient is taken, Algorithm 1")
     perturb_layers: Literal["all", "universal"] = hyper("all", "Lambda: which layers are perturbed, eq. (5) or eq. (7)")
     score_scale: Literal["sum1", "mean1"] = hyper("sum1", "xi: scores sum to 1, or have the mean 1")
     norm_scope: Literal["global", "layer"] = hyper("global", "||g||: of the whole gradient, eq. (5), or of each layer")
-    grouping: Literal["module", "conv_norm"] = hyper("module", "a layer: a module, or a convolution with its norm")
+    grouping: Literal["module", "conv_norm"] = hyper(
+        "conv_norm", "a layer: a convolution or a linear layer with its norm, or any module"
+    )
     freeze_train: bool = hyper(True, "whether personal layers are trained locally")
     local_unit: Literal["epochs", "steps"] = hyper("epochs", "K: whether local_epochs counts epochs or batches")
     weights: Literal["sample", "uniform"] = hyper("uniform", "p_i: aggregation by samples (n_i) or all clients alike")
@@ -93,6 +99,9 @@ class PLGULF(ModelAveraging, OneModel):
 
     def client_facts(self, task: Task, server: Tree, kept: Kept) -> dict[str, Tensor]:
         return {"scores": scores(kept.theta, server["w"], self.layers(task), self.score_scale)}
+
+    def layer_names(self, task: Task) -> list[str]:
+        return [part.params[0].rpartition(".")[0] for part in self.layers(task)]
 
     # one client --------------------------------------------------------------------------------------
     @property
