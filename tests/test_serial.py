@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from bespokefl.serial import pack, unpack
+from bespokefl.serial import full_name, pack, unpack
 
 
 class Inner(NamedTuple):
@@ -20,7 +20,7 @@ class Outer(NamedTuple):
     note: str | None
 
 
-CLASSES = {"Inner": Inner, "Outer": Outer}
+CLASSES = {full_name(cls): cls for cls in (Inner, Outer)}
 
 
 def same(a: Any, b: Any) -> bool:

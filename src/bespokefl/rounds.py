@@ -173,6 +173,7 @@ class RoundLoop(ABC):
         x0 = self._initial(initial)
         setup = self.setup
         self.algorithm.check(self.task, setup)
+        self.algorithm.named_tuples()  # two of one name are refused now, not when a checkpoint is read
         if self._private is not None:
             method = self.algorithm
             averaged = bool(method.averaged())

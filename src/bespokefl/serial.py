@@ -5,6 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
+from bespokefl.errors import RunError
 from bespokefl.trees import Tree
 
 Structure = Any  # JSON
@@ -28,7 +29,7 @@ def pack(tree: Tree, prefix: str) -> tuple[Structure, dict[str, Tensor]]:
             return {"dict": [[k, encode(v, f"{path}.{k}")] for k, v in value.items()]}
         if isinstance(value, tuple) and hasattr(value, "_fields"):
             items = [encode(v, f"{path}.{k}") for k, v in zip(value._fields, value, strict=True)]
-            return {"named": type(value).__name__, "items": items}
+            return {"named": full_name(type(value)), "items": items}
         if isinstance(value, list | tuple):
             return {type(value).__name__: [encode(v, f"{path}.{k}") for k, v in enumerate(value)]}
         raise TypeError(
@@ -39,7 +40,7 @@ def pack(tree: Tree, prefix: str) -> tuple[Structure, dict[str, Tensor]]:
 
 
 def unpack(structure: Structure, tensors: Mapping[str, Tensor], classes: Mapping[str, type]) -> Tree:
-    """The inverse of ``pack``; ``classes`` holds the named tuples that may occur."""
+    """The inverse of ``pack``; ``classes`` holds the named tuples that may occur, by their full names."""
     kind, content = next(iter(structure.items()))
     if kind == "tensor":
         return tensors[content]
@@ -48,6 +49,34 @@ def unpack(structure: Structure, tensors: Mapping[str, Tensor], classes: Mapping
     if kind == "dict":
         return {k: unpack(v, tensors, classes) for k, v in content}
     if kind == "named":
-        return classes[content](*(unpack(v, tensors, classes) for v in structure["items"]))
+        items = [unpack(v, tensors, classes) for v in structure["items"]]
+        return _class_of(content, len(items), classes)(*items)
     items = [unpack(v, tensors, classes) for v in content]
     return tuple(items) if kind == "tuple" else items
+
+
+def full_name(cls: type) -> str:
+    """Which class it is, among others of its name."""
+    return f"{cls.__module__}:{cls.__qualname__}"
+
+
+def _class_of(name: str, values: int, classes: Mapping[str, type]) -> type:
+    """The class that a stored name means; of before there were full names, the only one that is called so."""
+    same = [k for k, cls in classes.items() if k == name or (":" not in name and cls.__name__ == name)]
+    if not same:
+        raise RunError(
+            f"a stored state holds a {name!r}, which none of the method's files defines: its code was moved or renamed "
+            "after the state was written. Use the code that wrote it, or start afresh"
+        )
+    if len(same) > 1:
+        raise RunError(
+            f"a stored state of an earlier version holds a {name!r}, which may be {' or '.join(sorted(same))}; go on "
+            "with the version that wrote it, or start afresh"
+        )
+    fields: tuple[str, ...] = classes[same[0]]._fields  # type: ignore[attr-defined]
+    if len(fields) != values:
+        raise RunError(
+            f"a stored state holds a {name!r} of {values} values; now its fields are {', '.join(fields)}. Use the code "
+            "that wrote it, or start afresh"
+        )
+    return classes[same[0]]

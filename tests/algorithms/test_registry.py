@@ -113,7 +113,7 @@ def test_what_is_not_an_algorithm(my_module: str, name: str) -> None:
 def test_named_tuples_are_those_of_the_files_of_the_class() -> None:
     for spec in ALGORITHMS.values():
         own = {
-            value.__name__: value
+            f"{value.__module__}:{value.__name__}": value
             for value in vars(sys.modules[spec.cls.__module__]).values()
             if isinstance(value, type) and value.__module__ == spec.cls.__module__ and hasattr(value, "_fields")
         }

@@ -14,6 +14,7 @@ from bespokefl.errors import InputError
 from bespokefl.optim import SGD, Adam, Buffers, Optimizer
 from bespokefl.program import Batches, Call, Down, Phase, Program, shuffled
 from bespokefl.scoring import GLOBAL_MODEL, hand_over, network_outputs
+from bespokefl.serial import full_name
 from bespokefl.task import Batch, Pass, Task
 from bespokefl.trees import Model, Tree, zeros
 
@@ -293,12 +294,17 @@ class Algorithm:
 
     @classmethod
     def named_tuples(cls) -> dict[str, type]:
-        """The classes of state that its files define, by name: what a checkpoint may rebuild."""
+        """The classes of state that its files define, by their full names: what a checkpoint may rebuild."""
         found: dict[str, type] = {}
         for base in reversed(cls.__mro__):
-            for value in vars(sys.modules[base.__module__]).values():
-                if isinstance(value, type) and issubclass(value, tuple) and hasattr(value, "_fields"):
-                    found[value.__name__] = value
+            for value in (*vars(sys.modules[base.__module__]).values(), *vars(base).values()):
+                if not (isinstance(value, type) and issubclass(value, tuple) and hasattr(value, "_fields")):
+                    continue
+                if found.setdefault(full_name(value), value) is not value:
+                    raise InputError(
+                        f"{cls.__name__}'s files define two classes with the name {full_name(value)}; a checkpoint "
+                        "could not tell them apart. Give them names of their own"
+                    )
         return found
 
 

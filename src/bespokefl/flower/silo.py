@@ -31,7 +31,7 @@ from bespokefl.results.model_file import write_model
 from bespokefl.scoring import network_outputs
 from bespokefl.trees import Tree
 
-PROTOCOL = 1
+PROTOCOL = 2  # 2: classes by their full names
 SILO, RUNS, RUN, INITIAL_MODEL, PERSONAL = "silo.json", "runs", "run.json", "initial.safetensors", "personal"
 UNKNOWN_RUN = "unknown run"  # an error that the server answers by opening the run again
 REPEATED = ("run", "round", "exchange")  # of a request's header, so that the server knows an old answer
