@@ -222,13 +222,15 @@ def numbers(experiment: str, setting: str) -> str:
 
 
 def measured(experiment: str, setting: str) -> str:
-    """Every measure of the paper's table, with the paper's numbers where they are at hand; seeds as mean ± std."""
+    """Every measure of the paper's table that its runs kept, with the paper's numbers; seeds as mean ± std."""
     found, names = read_table(experiment, setting), read_part(experiment, setting).experiment.paper.metrics
-    known = [(name, found.paper.get(name, {})) for name in names]
+    stored = [run["measures"].keys() for seeds in found.runs.values() for run in seeds]
+    known = [(name, found.paper.get(name, {})) for name in names if all(name in measures for measures in stored)]
     alike = len({len(seeds) for seeds in found.runs.values()}) == 1  # else each row says how many it has
     headings = ["method", "lr"] if alike else ["method", "seeds", "lr"]
     for name, paper in known:
         heading = re.sub(r",? %$", "", measure(name).heading)
+        heading += of_share(found, experiment, setting) if name.startswith("s_acc") else ""
         headings += [f"{heading}, paper", f"{heading}, ours"] if paper else [heading]
     rows = []
     for label, seeds in found.runs.items():
@@ -238,6 +240,13 @@ def measured(experiment: str, setting: str) -> str:
             cells.append(with_spread([run["measures"][name] for run in seeds]))
         rows.append(cells)
     return table(headings, rows)
+
+
+def of_share(found: Table, experiment: str, setting: str) -> str:
+    """Said of an S-accuracy whose runs met another share of the clients than the experiment has now."""
+    now = read_part(experiment, setting).experiment.eval.s_fraction
+    met = {run["config"]["eval"]["s_fraction"] for seeds in found.runs.values() for run in seeds}
+    return "" if met == {now} else f" (ours with c = {', '.join(map(str, sorted(met)))}, not {now})"
 
 
 def spread(seeds: Sequence[RunDigest], name: str) -> str:

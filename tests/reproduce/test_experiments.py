@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from docs.make_reproduce import COMMAND, PAGE, filled
 from typer.testing import CliRunner
 
 from bespokefl import assembly
@@ -20,14 +21,16 @@ from bespokefl.reproduce.printed import read_paper
 from bespokefl.tuning.space import read_spaces
 
 ROOT = Path(__file__).resolve().parents[2]
-PAPERS = {
-    "plgu": [*(f"table{n}" for n in (2, 3, 4)), *(f"figure{n}" for n in (1, 5, 6))],
-    "pgfed": [*(f"table{n}" for n in (1, 2, 3, 4)), *(f"figure{n}" for n in (3, 4)), "supplement"],
-    "fedpg-supp": [*(f"table{n}" for n in (1, 2, 3)), "figure1"],
-    "lgmix": [f"table{n}" for n in (1, 2, 3, 4, 6, 7, 8, 9, 10)],
+PAPERS = {  # an item for each table and figure that shows results
+    "plgu": [*(f"table{n}" for n in (1, 2, 3, 4)), *(f"figure{n}" for n in (1, 4, 5, 6, 7))],
+    "pgfed": [*(f"table{n}" for n in (1, 2, 3, 4)), *(f"figure{n}" for n in (3, 4))],
+    "fedpg-supp": [*(f"table{n}" for n in (1, 2, 3)), *(f"figure{n}" for n in (1, 2))],
+    "lgmix": [*(f"table{n}" for n in (1, 2, 3, 4, 6, 7, 8, 9, 10)), *(f"figure{n}" for n in ("2a", "3"))],
 }
-NAMES = [f"{paper}-{place}" for paper, places in PAPERS.items() for place in places]
-NAMES += ["pgfed-choices", "pgfed-exact", "fedpg-choices", "fedpg-gamma", "plgu-rounds"]  # what a paper leaves open
+ITEMS = [f"{paper}-{place}" for paper, places in PAPERS.items() for place in places]
+OTHERS = ["pgfed-supplement", "pgfed-choices", "pgfed-exact", "fedpg-choices", "fedpg-gamma", "plgu-rounds"]
+NAMES = [*ITEMS, *OTHERS]
+CALLED = {"plgu": "PLGU, ", "pgfed": "PGFed, ", "fedpg-supp": "FedPG, supplement ", "lgmix": "LG-Mix, "}  # in titles
 every_experiment = pytest.mark.parametrize("name", NAMES)
 
 
@@ -58,10 +61,18 @@ def test_it_can_be_read_and_names_what_exists(name: str) -> None:
             assert experiment.paper.data
 
 
+@pytest.mark.parametrize("name", ITEMS)
+def test_an_item_s_title_has_its_number(name: str) -> None:
+    paper, _, place = name.rpartition("-")
+    called = re.sub(r"(table|figure)(?=\d)", r"\1 ", place)
+    assert re.match(rf"{CALLED[paper]}{called}\b", parts(name)[0].experiment.paper.title)
+
+
 @every_experiment
 def test_the_paper_s_numbers_are_of_methods_and_metrics_it_has(name: str) -> None:
     for part in parts(name):
         paper, labels = part.experiment.paper, {choice.label for choice in part.experiment.algorithms}
+        assert all(place.rpartition("/")[0] in paper.metrics for place in paper.lost)
         for metric, numbers in paper_numbers(paper).items():
             assert metric in paper.metrics and numbers.keys() <= labels
 
@@ -80,6 +91,15 @@ def test_pgfed_s_tables_have_all_rows_and_numbers(table: int) -> None:
         if table != 2:
             assert paper.spreads[metric] == {k: v[1] for k, v in values.items()}
             assert paper.spread_of == ("seeds" if table == 1 else "clients")
+
+
+@every_experiment
+def test_a_row_without_a_number_of_the_paper_is_said_to_be_added(name: str) -> None:
+    for part in (part for part in parts(name) if part.experiment.paper.numbers_from):
+        paper = part.experiment.paper
+        known = {label for numbers in paper.numbers.values() for label in numbers}
+        for choice in part.experiment.algorithms:
+            assert (choice.label in known) != (choice.label in paper.added), f"{part.name}/{choice.label}"
 
 
 @every_experiment
@@ -115,7 +135,11 @@ def test_the_small_scale_keeps_partition_methods_and_metrics(name: str) -> None:
     ("name", "only", "metrics"),
     [
         ("pgfed-table3", ["cifar10-50/local", "cifar10-50/fedavg"], {"gain", "gain_std"}),
-        ("fedpg-gamma", ["*/gamma-0", "*/gamma-1"], {"l_acc", "s_acc", "g_acc", "gm_acc"}),
+        (
+            "fedpg-gamma",
+            ["*/gamma-0", "*/gamma-1"],
+            {"l_acc", "s_acc", "g_acc", "gm_acc", "l_acc_std", "s_acc_std", "g_acc_std"},
+        ),
         ("lgmix-table6", ["*/*-b32"], {"mean"}),
     ],
 )
@@ -152,9 +176,11 @@ def test_all_of_it_at_the_small_scale(name: str, tmp_path: Path) -> None:
         assert runs, setting["name"]
 
 
-def test_the_page_names_every_experiment() -> None:
-    page = (ROOT / "docs" / "reproduce.md").read_text(encoding="utf-8")
-    rows = dict(re.findall(r"^\| `([\w-]+)` \| (.+?) \|", page, re.MULTILINE))
-    assert rows.keys() >= set(NAMES)
+def test_the_page_lists_every_experiment_as_its_file_has_it() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    assert text == filled(text), f"docs/reproduce.md is not up to date; run: {COMMAND}"
+    assert set(re.findall(r"^\| `([\w-]+)` \|", text, re.MULTILINE)) >= set(NAMES)
     for metric in measures.MEASURES:
-        assert f"`{metric}`" in page, metric
+        assert f"`{metric}`" in text, metric
+    [count] = re.findall(r"\[(\d+) experiments\]", (ROOT / "README.md").read_text(encoding="utf-8"))
+    assert int(count) == len(NAMES)

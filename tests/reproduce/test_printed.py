@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+import subprocess
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from bespokefl.config import Origin, PaperSection
-from bespokefl.config_file import parse_parts
+from bespokefl.config_file import parse_parts, read_parts
 from bespokefl.errors import InputError
 from bespokefl.reproduce import printed
 from bespokefl.reproduce.measures import measure
@@ -169,3 +170,63 @@ def test_every_number_is_one_that_we_can_measure(table: str) -> None:
         for row in document[key][setting]:
             for cell in printed.printed(document, key, printed.Place(setting, row)):
                 assert cell.metric in printed.NOT_FILLED or measure(cell.metric)
+
+
+def reached() -> dict[str, set[str]]:
+    """By cell of the papers' tables, the items that take it: of every item the tables, rows and metrics it names."""
+    found: dict[str, set[str]] = {}
+    for path in sorted((ROOT / "experiments").glob("*-*[0-9]*.toml")):
+        for part in read_parts(path):
+            paper = part.experiment.paper
+            if not paper.numbers_from:
+                continue
+            name, table, *own = paper.numbers_from.split(".", 2)
+            assert path.stem.replace("-supp", "") == f"{name}-{table}"
+            for choice in part.experiment.algorithms:
+                setting, _, row = paper.rows.get(
+                    choice.label, f"{own[0] if own else part.name}/{choice.label}"
+                ).rpartition("/")
+                entry = read_paper(name)[table].get(setting or part.name, {}).get(row)
+                if entry is None:
+                    continue
+                where = printed.Place(setting or part.name, row)
+                for cell in printed.printed(read_paper(name), table, where):
+                    if cell.metric in printed.NOT_FILLED:
+                        continue
+                    lost = math.isnan(cell.value)
+                    assert lost == (f"{cell.metric}/{choice.label}" in paper.lost)
+                    assert lost or paper.numbers[cell.metric][choice.label] == cell.value
+                    assert cell.spread is None or paper.spreads[cell.metric][choice.label] == cell.spread
+                    found.setdefault(f"{name}.{table}/{where.setting}/{row}/{cell.metric}", set()).add(path.stem)
+    return found
+
+
+def test_every_cell_is_taken_by_exactly_one_item() -> None:
+    found = reached()
+    cells = {
+        f"{name}.{table}/{setting}/{row}/{cell.metric}"
+        for name in paper_names()
+        for table in table_names(name)
+        for setting in printed.settings_of(read_paper(name)[table])
+        for row in read_paper(name)[table][setting]
+        for cell in printed.printed(read_paper(name), table, printed.Place(setting, row))
+        if cell.metric not in printed.NOT_FILLED
+    }
+    assert not cells - found.keys(), "lost"
+    assert found.keys() == cells
+    assert all(len(items) == 1 for items in found.values())
+
+
+def test_what_stands_in_a_text_is_what_the_experiment_has() -> None:
+    [part] = read_parts(ROOT / "experiments" / "plgu-figure1.toml")
+    assert part.experiment.paper.numbers["mean"] == read_paper("plgu")["stated"]["figure1"]["mean"]
+
+
+def test_the_numbers_are_package_data() -> None:
+    build = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["hatch"]["build"]["targets"]
+    assert build["wheel"]["packages"] == ["src/bespokefl"]  # with all files below that git does not ignore
+    assert not {"include", "exclude", "only-include"} & build["wheel"].keys()
+    for name in paper_names():
+        file = ROOT / "src/bespokefl/reproduce/papers" / f"{name}.toml"
+        ignored = subprocess.run(["git", "check-ignore", "-q", str(file)], cwd=ROOT, check=False).returncode
+        assert file.is_file() and ignored != 0
