@@ -27,6 +27,7 @@ COHORT = [0, 1, 3]
 # that are updates. All others are losses, counts, weights, statistics of classes or of normalisation.
 MODELS: dict[str, dict[str, str]] = {
     **{name: {"x": "w"} for name in ("fedavg", "fedprox", "fedsam", "feddyn", "fedmgda+", "fedfv", "fedhkd", "ditto")},
+    "fedavg-steps": {"x": "w"},
     **{name: {"w": "w"} for name in ("apfl", "per-fedavg", "pfedme")},
     **{name: {"phi": "phi"} for name in ("fedper", "fedrep", "fedalt", "fedsim", "fedbabu", "fedbn", "lg-fedavg")},
     "plgu-grep": {"phi": "phi"},

@@ -427,9 +427,7 @@ def test_values_that_do_not_fit_the_model_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "keys", [{"prune": True}, {"own": {"local": {"train.lr": {"low": 0.01, "high": 0.1}}}}], ids=["prune", "range"]
 )
-def test_ranges_and_pruning_need_optuna(
-    keys: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranges_and_pruning_need_optuna(keys: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(InputError, match=r"needs the package optuna .* pip install 'bespokefl\[tune\]'"):
         tune(experiment(tune=keys), tmp_path / "out")

@@ -23,7 +23,7 @@ from bespokefl.tuning.space import read_spaces
 ROOT = Path(__file__).resolve().parents[2]
 PAPERS = {  # an item for each table and figure that shows results
     "plgu": [*(f"table{n}" for n in (1, 2, 3, 4)), *(f"figure{n}" for n in (1, 4, 5, 6, 7))],
-    "pgfed": [*(f"table{n}" for n in (1, 2, 3, 4)), *(f"figure{n}" for n in (3, 4))],
+    "pgfed": [*(f"table{n}" for n in (1, 2, 3, 4)), *(f"figure{n}" for n in (2, 3, 4))],
     "fedpg-supp": [*(f"table{n}" for n in (1, 2, 3)), *(f"figure{n}" for n in (1, 2))],
     "lgmix": [*(f"table{n}" for n in (1, 2, 3, 4, 6, 7, 8, 9, 10)), *(f"figure{n}" for n in ("2a", "3"))],
 }
