@@ -116,6 +116,8 @@ def test_a_list_of_the_command_line_replaces_the_file_s_algorithm(tmp_path: Path
         ("seeds = [0]", ["algorithms is missing", "(", "exp.toml)"]),
         ("algorithms = ['local']\nseeds = []", ["seeds = []", "line 2"]),
         ("algorithms = ['local']\nseeds = [1, 1]", ["seeds = [1, 1]", "different"]),
+        ("algorithms = ['local']\nseeds = [9223372036854775808]", ["seeds = [9223372036854775808]", "2^63"]),
+        ("algorithms = ['local']\n[data]\nseed = 9223372036854775808", ["data.seed = 9223372036854775808", "less"]),
         ("algorithms = ['local']\nseeds = [-1]", ["seeds = [-1]"]),
         ("algorithms = [\n'local',\n'Local:Local', 'local']", ["'Local:Local' cannot be imported", "line 3"]),
         ("algorithms = [\n'local',\n'local']", ["algorithm.label = 'local' stands twice", "exp.toml, line 3"]),

@@ -1,14 +1,22 @@
 import io
+import math
+import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from click.testing import Result
 from rich.console import Console
+from typer.testing import CliRunner
 
 from bespokefl.algorithms.fedavg import FedAvg
+from bespokefl.cli import app
 from bespokefl.config_file import parse_experiment
+from bespokefl.divergence import what_diverged
 from bespokefl.experiment import run_experiment
 from bespokefl.progress import make_reporter
+from bespokefl.scoring import Evaluation
 from bespokefl.watch import Watch
 
 
@@ -49,3 +57,47 @@ def test_a_run_passes_warnings_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     reporter = make_reporter(Console(file=text, width=200))
     run_experiment(parse_experiment(document), tmp_path, resume=False, reporter=reporter)
     assert text.getvalue().count("warning: fedavg, seed 0, round 1: w grows") == text.getvalue().count("w grows") == 1
+
+
+# divergence ------------------------------------------------------------------------------------------
+def scores(loss: list[float], n: list[int] | None = None) -> Evaluation:
+    values = np.array(loss)
+    return Evaluation(np.arange(len(loss)), np.array(n or [5] * len(loss)), np.full(len(loss), 0.1), values)
+
+
+@pytest.mark.parametrize(
+    ("loss", "n", "classes", "said"),
+    [
+        ([2.3, 2.3, 2.3], None, 10, ""),
+        ([2.3, math.nan, math.nan], None, 10, "not finite"),
+        ([2.3, math.nan, 2.3, math.nan], None, 10, ""),  # half is not more than half
+        ([2.3, math.nan, math.nan], [5, 5, 0], 10, ""),  # the third has nothing to be scored on
+        ([2000.0, 2000.0, 2000.0], None, 10, ""),
+        ([3000.0, 3000.0, 2.3], None, 10, "a loss over 2.3e+03"),
+        ([3000.0, 3000.0, 2.3], None, 0, ""),  # regression: there is no guessing
+        ([math.nan], [0], 10, ""),
+    ],
+)
+def test_when_models_are_lost(loss: list[float], n: list[int] | None, classes: int, said: str) -> None:
+    found = what_diverged(scores(loss, n), classes)
+    assert said in found if said else not found
+
+
+def run_command(folder: Path, method: str, more: str) -> Result:
+    """`bespoke run` of three rounds on four clients."""
+    text = f'algorithms = ["{method}"]\n[data]\nclients = 4\nmax_samples = 200\n[model]\nname = "linear"\n'
+    (folder / "e.toml").write_text(f"{text}[train]\nrounds = 3\nlocal_epochs = 1\n{more}\n")
+    return CliRunner().invoke(app, ["run", str(folder / "e.toml"), "--out", str(folder / "out")])
+
+
+@pytest.mark.parametrize("method", ["fedavg", "pgfed", "ditto", "fedpg", "lg-mix", "local", "feddyn", "apfl"])
+def test_every_method_ends_alike_at_an_absurd_rate(tmp_path: Path, method: str) -> None:
+    result = run_command(tmp_path, method, "lr = 1e6")
+    assert result.exit_code == 3, result.output
+    told = " ".join((tmp_path / "out" / method / "seed-0" / "error.txt").read_text().split())
+    assert re.search(r"diverged by round \d|round \d: none of the 4 clients", told) and "smaller train.lr" in told
+
+
+def test_an_attack_may_ruin_models(tmp_path: Path) -> None:
+    result = run_command(tmp_path, "fedavg", 'lr = 0.1\n[attack]\nkind = "scale"\nfactor = 1e8')
+    assert result.exit_code == 0, result.output

@@ -1,5 +1,15 @@
-"""``python -m bespokefl`` is the command ``bespoke``."""
+"""The `bespoke` command, as a program: ``python -m bespokefl``."""
 
-from bespokefl.cli import main
+from bespokefl.interrupts import listen
 
-main()
+
+def main() -> None:
+    """Runs the command line; a signal that comes early ends it as one that comes later does."""
+    listen()
+    from bespokefl.cli import main as command_line
+
+    command_line()
+
+
+if __name__ == "__main__":
+    main()

@@ -86,13 +86,23 @@ def load_newest(folder: Path) -> Checkpoint | None:
     return None
 
 
+def newest_meta(folder: Path) -> dict[str, Any] | None:
+    """What the caller noted in the newest checkpoint whose JSON can be read, without its tensors."""
+    for step in sorted(_steps(folder), reverse=True):
+        try:
+            return _read_json(_paths(folder, step)[1], step)["meta"]  # type: ignore[no-any-return]
+        except _DamagedError:
+            continue
+    return None
+
+
 class _DamagedError(Exception):
     """A file of a checkpoint is not what was saved; the text names the file and the reason."""
 
 
-def _read(tensors_path: Path, json_path: Path, step: int) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+def _read_json(json_path: Path, step: int) -> dict[str, Any]:
     try:
-        content = json.loads(json_path.read_text(encoding="utf-8"))
+        content: dict[str, Any] = json.loads(json_path.read_text(encoding="utf-8"))
         seal = content.pop("sha256")
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
         raise _DamagedError(f"{json_path}: cannot be read ({type(error).__name__}: {error})") from error
@@ -100,6 +110,11 @@ def _read(tensors_path: Path, json_path: Path, step: int) -> tuple[dict[str, tor
         raise _DamagedError(f"{json_path}: its format is {content.get('format')!r}, this version reads {FORMAT}")
     if seal != _seal(content) or content["step"] != step:
         raise _DamagedError(f"{json_path}: its content does not match its checksum")
+    return content
+
+
+def _read(tensors_path: Path, json_path: Path, step: int) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    content = _read_json(json_path, step)
     try:
         if _sha256(tensors_path) != content["tensors"]:
             raise _DamagedError(f"{tensors_path}: its content does not match the checksum in {json_path.name}")

@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bespokefl import trees
+from bespokefl.divergence import NOT_FINITE, REMEDY
 from bespokefl.engines.base import Result
-from bespokefl.errors import InputError, RunError
+from bespokefl.errors import Diverged, InputError, RunError
 from bespokefl.program import Order, Program, Rows
 from bespokefl.site import Site
 from bespokefl.trees import Tree
@@ -100,7 +101,7 @@ class Cohort:
         uploads, groups = _choose_uploads(result, good)
         self._count(result, shared, own, uploads)
         if not len(rows):
-            raise RunError(self._nobody_left()) from next(iter(result.failed.values()), None)
+            raise self._nobody_left() from next(iter(result.failed.values()), None)
         if self.site.privacy is not None and trees.leaves(uploads):
             if self.ledger.releases:
                 raise InputError("privacy.clip: the method averages uploads more than once in a round")
@@ -131,13 +132,16 @@ class Cohort:
             own_words = isinstance(error, RunError)
             self.ledger.failed[client] = str(error) if own_words else f"{type(error).__name__}: {error}"
         for position in result.positions[~finite]:
-            self.ledger.failed[int(asked[position])] = "answered with values that are not finite"
+            self.ledger.failed[int(asked[position])] = NOT_FINITE
         return finite
 
-    def _nobody_left(self) -> str:
+    def _nobody_left(self) -> RunError:
         reasons = [f"client {c}: {why}" for c, why in list(self.ledger.failed.items())[:3]]
         said = "; ".join(reasons) if reasons else "all were silent"
-        return f"round {self.round + 1}: none of the {len(self.ids)} clients gave a usable answer ({said})"
+        text = f"round {self.round + 1}: none of the {len(self.ids)} clients gave a usable answer ({said})"
+        if reasons and set(self.ledger.failed.values()) == {NOT_FINITE}:
+            return Diverged(f"{text}; {REMEDY}")
+        return RunError(text)
 
 
 class Uploads:

@@ -12,7 +12,8 @@ from bespokefl.errors import InputError
 
 Document = dict[str, Any]
 Positive = Annotated[int, Field(ge=1)]
-Seed = Annotated[int, Field(ge=0)]
+LARGEST_SEED = 2**63  # and no seed is
+Seed = Annotated[int, Field(ge=0, lt=LARGEST_SEED)]
 
 
 class Section(BaseModel):

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from bespokefl.algorithms import build_algorithm
 from bespokefl.config import (
+    LARGEST_SEED,
     SECTIONS,
     AlgorithmChoice,
     Document,
@@ -208,9 +209,10 @@ def _validated(name: str, kind: type[S], values: Mapping[str, Any]) -> S:
 
 
 def _seeds(value: object) -> tuple[int, ...]:
-    whole = isinstance(value, list) and all(type(seed) is int and seed >= 0 for seed in value)
+    whole = isinstance(value, list) and all(type(seed) is int and 0 <= seed < LARGEST_SEED for seed in value)
     if not isinstance(value, list) or not whole or not value or len(set(value)) != len(value):
-        raise InputError(f"seeds = {value!r}: should be a list of different whole numbers from 0 on, such as [0, 1].")
+        wanted = "a list of different whole numbers from 0 on, below 2^63, such as [0, 1]"
+        raise InputError(f"seeds = {value!r}: should be {wanted}.")
     return tuple(value)
 
 

@@ -1,6 +1,8 @@
 """The errors a user can meet, apart from programming errors."""
 
 import difflib
+import errno
+import re
 from collections.abc import Iterable
 
 
@@ -20,6 +22,10 @@ class EndedEarly(RunError):
     """A run that cannot go on, although what it has is whole: its files are written as of a finished one."""
 
 
+class Diverged(EndedEarly):
+    """The models of a run are lost (exit code 3): its settings do not suit it."""
+
+
 def in_short(error: BaseException) -> str:
     """What went wrong, for a line of the terminal; the trace has the rest."""
     from torch import OutOfMemoryError  # slow: only here, where it is loaded anyway
@@ -30,6 +36,19 @@ def in_short(error: BaseException) -> str:
             "take less, and --resume goes on from the last checkpoint with either"
         )
     return f"{type(error).__name__}: {error}"
+
+
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+def no_room(error: BaseException | None) -> bool:
+    """Whether something could not be written because the disk is full, or a limit on files is reached."""
+    while error is not None:
+        told = re.search(r"\(os error (\d+)\)", str(error))  # of safetensors, which knows no errno
+        if (error.errno if isinstance(error, OSError) else int(told[1]) if told else None) in _NO_ROOM:
+            return True
+        error = error.__cause__
+    return False
 
 
 def nearest(seen: str, allowed: Iterable[str]) -> str:

@@ -3,11 +3,11 @@
 All that can be checked is checked before the first round. Data are loaded once per seed and shared by the algorithms.
 """
 
-import tomllib
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from enum import Enum
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,20 +19,19 @@ from bespokefl.engines import Engine
 from bespokefl.engines.peak import PeakMemory
 from bespokefl.engines.together import Together
 from bespokefl.engines.variants import Variants
-from bespokefl.errors import EndedEarly, InputError, RunError, in_short
+from bespokefl.errors import Diverged, EndedEarly, InputError, RunError, in_short, no_room
 from bespokefl.interrupts import Interrupted, StopRequest, stop_on_signals
+from bespokefl.lock import working_in
 from bespokefl.progress import Reporter, SideBySide
 from bespokefl.results import files
 from bespokefl.results.partition import partition_file, write_partition
-from bespokefl.rounds import RoundLoop
+from bespokefl.resuming import examine
+from bespokefl.rounds import Census, RoundLoop
 from bespokefl.run import Run, RunPlan
 from bespokefl.selection import choose_rule
-from bespokefl.tomlfile import dumps
 from bespokefl.tracking import TrackedRun, Tracking, make_tracking
 
 Result = TypeVar("Result")
-# Keys of how a run is operated: they may change while it is going, and its numbers by no more than their rounding.
-OPERATION = ("federation.", "engine.together", "engine.stack")
 
 
 @dataclass
@@ -41,7 +40,25 @@ class Outcome:
 
     finished: list[Path] = field(default_factory=list)  # also those that an earlier call had finished
     failed: list[Path] = field(default_factory=list)
+    diverged: list[Path] = field(default_factory=list)
     tracking: Tracking | None = None  # who was told
+
+    def add(self, folder: Path, ending: "Ending") -> None:
+        by_ending = {Ending.FINISHED: self.finished, Ending.FAILED: self.failed, Ending.DIVERGED: self.diverged}
+        by_ending[ending].append(folder)
+
+    def join(self, other: "Outcome") -> None:
+        self.finished += other.finished
+        self.failed += other.failed
+        self.diverged += other.diverged
+
+
+class Ending(Enum):
+    """How a run ended."""
+
+    FINISHED = "finished"
+    FAILED = "failed"
+    DIVERGED = "diverged"
 
 
 @dataclass(frozen=True)
@@ -52,6 +69,7 @@ class Prepared:
     kits: dict[str, assembly.Kit]  # by label
     finished: frozenset[Path]  # folders that need no work
     first: FederatedData  # of the first seed
+    notes: tuple[str, ...] = ()  # what the folders hold that their user should know
 
 
 def run_experiment(experiment: Experiment, out: Path, *, resume: bool, reporter: Reporter) -> Outcome:
@@ -62,11 +80,14 @@ def run_experiment(experiment: Experiment, out: Path, *, resume: bool, reporter:
     outcome = Outcome(tracking=tracking)
     if prepared.first.note:
         reporter.note(f"data: {prepared.first.note}")
+    for note in prepared.notes:
+        reporter.note(f"warning: {note}")
 
     def announce() -> None:
         reporter.note("stopping after this round; once more to stop at once")
 
-    with stop_on_signals(announce) as stop:
+    unfinished = [plan.folder for plan in prepared.plans.values() if plan.folder not in prepared.finished]
+    with working_in(unfinished), stop_on_signals(announce) as stop:
         for seeds in at_once(experiment):
             data: dict[int, FederatedData] = {}
             for choice in experiment.algorithms:
@@ -89,8 +110,8 @@ def run_experiment(experiment: Experiment, out: Path, *, resume: bool, reporter:
                 shown = [reporter] if len(plans) == 1 else SideBySide(reporter, len(plans)).of_runs
                 told = [tracking.reporter(one, tracked(plan)) for one, plan in zip(shown, plans, strict=True)]
                 done = _run_group(experiment, prepared.kits[choice.label], plans, data, told, stop)
-                for plan, finished in zip(plans, done, strict=True):
-                    (outcome.finished if finished else outcome.failed).append(plan.folder)
+                for plan, ending in zip(plans, done, strict=True):
+                    outcome.add(plan.folder, ending)
     return outcome
 
 
@@ -107,10 +128,10 @@ def _run_group(
     data: Mapping[int, FederatedData],
     reporters: Sequence[Reporter],
     stop: StopRequest,
-) -> list[bool]:
+) -> list[Ending]:
     """Runs of one method at the same time, as `_run_one` does each of them."""
 
-    def run(plan: RunPlan, reporter: Reporter, engine: Engine) -> bool:
+    def run(plan: RunPlan, reporter: Reporter, engine: Engine) -> Ending:
         return _run_one(experiment, kit._replace(engine=engine), plan, data[plan.seed], reporter, stop)
 
     return side_by_side(kit.engine, [partial(run, *pair) for pair in zip(plans, reporters, strict=True)])
@@ -153,16 +174,16 @@ def run_seeds(
     data: Mapping[int, FederatedData],
     reporters: Sequence[Reporter],
     stop: StopRequest,
-) -> list[bool]:
+) -> list[Ending]:
     """Runs of an experiment that `prepare` found in order, at the same time: one for each seed that has data here.
 
-    True for each that finished, False if it failed; Interrupted if somebody asked to stop.
+    How each of them ended; Interrupted if somebody asked to stop.
     """
     choice = next(choice for choice in experiment.algorithms if choice.label == label)
     plans = []
     for seed, own in data.items():
         document = assembly.resolved(experiment, choice, seed, own, assembly.make_task(experiment, seed, own))
-        plans.append(make_plan(experiment, choice, seed, out, document))
+        plans.append(make_plan(experiment, choice, seed, out, document, own))
     kit = assembly.make_kit(experiment, choice, data[plans[0].seed])
     return _run_group(experiment, kit, plans, data, reporters, stop)
 
@@ -174,13 +195,13 @@ def _run_one(
     data: FederatedData,
     reporter: Reporter,
     stop: StopRequest,
-) -> bool:
-    """True if the run finished, False if it failed; Interrupted if somebody asked to stop."""
+) -> Ending:
+    """How the run ended; Interrupted if somebody asked to stop."""
     return run_planned(plan, lambda: assembly.make_federation(experiment, kit, plan.seed, data), reporter, stop)
 
 
-def run_planned(plan: RunPlan, make: Callable[[], RoundLoop], reporter: Reporter, stop: StopRequest) -> bool:
-    """True if the run finished, False if it failed; Interrupted if somebody asked to stop."""
+def run_planned(plan: RunPlan, make: Callable[[], RoundLoop], reporter: Reporter, stop: StopRequest) -> Ending:
+    """How the run ended; Interrupted if somebody asked to stop."""
     ending, done = "stopped", 0
     try:
         with PeakMemory() as memory:
@@ -190,16 +211,19 @@ def run_planned(plan: RunPlan, make: Callable[[], RoundLoop], reporter: Reporter
     except EndedEarly as reason:
         files.write_atomically(plan.folder / files.ERROR, explain(reason))
         ending = f"ended early: {reason}"
-        return False
+        return Ending.DIVERGED if isinstance(reason, Diverged) else Ending.FAILED
     except Exception as error:
+        if no_room(error):  # it says nothing about the method, and the other runs would meet it too
+            ending = "failed: nothing more can be written"
+            raise RunError(f"{plan.folder}: nothing more can be written ({error})") from error
         files.write_atomically(plan.folder / files.ERROR, explain(error))
         ending = f"failed: {in_short(error)} (see {plan.folder / files.ERROR})"
-        return False
+        return Ending.FAILED
     finally:
         reporter.finish(ending)
     if not complete:
         raise Interrupted(f"after round {done} of {plan.label}, seed {plan.seed}")
-    return True
+    return Ending.FINISHED
 
 
 def tracked(plan: RunPlan) -> TrackedRun:
@@ -231,18 +255,21 @@ def prepare(experiment: Experiment, out: Path, resume: bool) -> Prepared:
             task = assembly.make_task(experiment, seed, data)
             for choice in experiment.algorithms:
                 document = assembly.resolved(experiment, choice, seed, data, task)
-                plans[choice.label, seed] = make_plan(experiment, choice, seed, out, document)
+                plans[choice.label, seed] = make_plan(experiment, choice, seed, out, document, data)
     kits = {}
     for choice in experiment.algorithms:
         with experiment.origin.located(choice.key):
             kits[choice.label] = kit = assembly.make_kit(experiment, choice, first)
             assembly.make_federation(experiment, kit, experiment.seeds[0], first)
-    finished = frozenset(plan.folder for plan in plans.values() if is_finished(plan, resume))
+    found = {plan.folder: examine(plan, resume=resume) for plan in plans.values()}
+    finished = frozenset(folder for folder, what in found.items() if what.finished)
     make_folder(out)
-    return Prepared(plans, kits, finished, first)
+    return Prepared(plans, kits, finished, first, tuple(note for what in found.values() for note in what.notes))
 
 
-def make_plan(experiment: Experiment, choice: AlgorithmChoice, seed: int, out: Path, document: Any) -> RunPlan:
+def make_plan(
+    experiment: Experiment, choice: AlgorithmChoice, seed: int, out: Path, document: Any, data: Census
+) -> RunPlan:
     return RunPlan(
         folder=out / choice.label / f"seed-{seed}",
         name=choice.name,
@@ -254,6 +281,7 @@ def make_plan(experiment: Experiment, choice: AlgorithmChoice, seed: int, out: P
         output=experiment.output,
         new_clients=experiment.new_clients,
         document=document,
+        data=data.digest,
     )
 
 
@@ -262,45 +290,3 @@ def make_folder(out: Path) -> None:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"--out {out} cannot be made ({error}); give a folder that can be written to.") from None
-
-
-def is_finished(plan: RunPlan, resume: bool) -> bool:
-    """Whether an earlier call finished this very run; refuses a folder that holds something else."""
-    folder = plan.folder
-    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
-        return False
-    if not resume:
-        raise InputError(f"{folder} is not empty; add --resume to go on with what it holds, or give another --out.")
-    config = folder / files.CONFIG
-    if not config.is_file():
-        return False
-    try:
-        stored = tomllib.loads(config.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"{config} cannot be read ({error}); remove the folder to start this run afresh.") from None
-    differing = sorted(differences(stored, plan.document))
-    if differing:
-        listed = "; ".join(differing)
-        raise InputError(
-            f"{folder} holds a run of another configuration, so --resume cannot go on with it: {listed}. "
-            "Use the same configuration, or give another --out."
-        )
-    return (folder / files.SUMMARY).is_file() and "ended_early" not in files.read_json(folder / files.SUMMARY)
-
-
-def differences(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterator[str]:
-    """Keys whose values differ, with both values."""
-    before, now = dict(_flat(stored)), dict(_flat(tomllib.loads(dumps(wanted))))
-    for key in before.keys() | now.keys():
-        if key.startswith(OPERATION):
-            continue
-        if key not in before or key not in now or before[key] != now[key]:
-            yield f"{key} was {before.get(key, 'absent')!r} and is now {now.get(key, 'absent')!r}"
-
-
-def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in table.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield prefix + key, value

@@ -2,7 +2,7 @@
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, Self
 
@@ -48,6 +48,11 @@ class Census(Protocol):
     @property
     def note(self) -> str:
         """What a reader of the results should know of the source; empty if nothing."""
+        ...
+
+    @property
+    def digest(self) -> Mapping[str, str]:
+        """By which a resumed run knows its data, part by part."""
         ...
 
     def sizes(self, split: str) -> IntArray:

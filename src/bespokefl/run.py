@@ -5,22 +5,24 @@ same files, byte for byte, as if nothing had happened (apart from `TIMED_KEYS`).
 """
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
 
 from bespokefl import __version__, checkpoint, metrics, trees
 from bespokefl.config import CheckpointSection, Document, EvalSection, NewClientsSection, OutputSection
+from bespokefl.divergence import REMEDY, what_diverged
 from bespokefl.engines.peak import PeakMemory
-from bespokefl.errors import EndedEarly
+from bespokefl.errors import Diverged, EndedEarly
 from bespokefl.federation import Federation
 from bespokefl.interrupts import StopRequest
 from bespokefl.progress import Reporter
 from bespokefl.results import files, store
-from bespokefl.results.evaluations import EVALUATIONS, EvaluationLog
+from bespokefl.results.evaluations import EVALUATIONS, EvaluationLog, what_is_lost
 from bespokefl.results.facts import is_kept, write_facts
 from bespokefl.results.model_file import write_model
 from bespokefl.results.new_clients import let_new_clients_join
@@ -34,6 +36,7 @@ from bespokefl.tomlfile import dumps
 from bespokefl.watch import Watch
 
 MODELS_AT_ONCE = 64
+CONFIG_NOTE, DATA_NOTE = "config", "data"  # in a checkpoint: what the run was made with
 CHECKPOINT_SHARE = 0.03  # of the time, at most, when checkpoint.every is "auto"
 
 
@@ -51,6 +54,7 @@ class RunPlan:
     output: OutputSection
     document: Document  # the resolved configuration
     new_clients: NewClientsSection = field(default_factory=NewClientsSection)
+    data: Mapping[str, str] = field(default_factory=dict)  # by which the data are known when the run is resumed
 
 
 class Run:
@@ -72,6 +76,8 @@ class Run:
         self.federation.begin()
         log = files.RoundLog(folder / files.ROUNDS, keep=done)
         evaluations = EvaluationLog(folder / EVALUATIONS, self._who(), keep=done)
+        for lost in what_is_lost(folder / EVALUATIONS, log.lines):
+            reporter.note(f"warning: {folder}: {lost}")
         watch = Watch()
         for line in log.lines:
             watch.look(line, {})  # what was said before the run was interrupted
@@ -82,7 +88,7 @@ class Run:
                     record = self.federation.round()
                     log.append(self._line(record, evaluations))
                 except EndedEarly as reason:
-                    return self._end_early(str(reason), log, evaluations, reporter)
+                    self._end_early(reason, log, evaluations, reporter)
                 reporter.round(log.lines[-1])
                 self._warn(watch, log.lines[-1], reporter)
                 if stop.asked or record.round == self.plan.rounds or self._saves.due(record.round):
@@ -96,7 +102,9 @@ class Run:
         self._write_results(log, reporter, {})
         return True
 
-    def _end_early(self, reason: str, log: files.RoundLog, evaluations: EvaluationLog, reporter: Reporter) -> bool:
+    def _end_early(
+        self, reason: EndedEarly, log: files.RoundLog, evaluations: EvaluationLog, reporter: Reporter
+    ) -> NoReturn:
         """The files of a run that cannot go on, from the rounds that it has; then the reason is raised again."""
         done = len(log.lines)
         if done == self.federation.rounds_done:
@@ -105,8 +113,8 @@ class Run:
         if self.selection.score is None and self._evaluated is not None:
             self.selection.settle(*self._evaluated)
         if self.selection.score is not None:
-            self._write_results(log, reporter, {"ended_early": reason})
-        raise EndedEarly(f"{reason}; the files hold the {done} rounds that were done")
+            self._write_results(log, reporter, {"ended_early": str(reason)})
+        raise type(reason)(f"{reason}; the files hold the {done} rounds that were done")
 
     def _warn(self, watch: Watch, line: files.Line, reporter: Reporter) -> None:
         evaluated = line["mean"] is not None
@@ -123,6 +131,7 @@ class Run:
         if record.round % every == 0 or record.round == rounds:
             self._write_facts(record.round, -(-record.round // every) - 1, -(-rounds // every))
             test = self.federation.evaluate(split="test", model="personal")
+            self._refuse_diverged(record.round, test)
             val = self.federation.evaluate(split="val", model="personal") if self.rule == "val" else None
             evaluations.append(record.round, {"test": test, "val": val, **self._others()})
             self._evaluated = record.round, test
@@ -142,6 +151,12 @@ class Run:
             "clients": [int(client) for client in record.clients],
             "failed": {str(client): reason for client, reason in record.failed.items()},
         }
+
+    def _refuse_diverged(self, round_: int, scores: Evaluation) -> None:
+        """Under an attack lost models are what is to be seen."""
+        why = what_diverged(scores, len(self.federation.data.classes))
+        if why and not len(self.federation.malicious):
+            raise Diverged(f"the models diverged by round {round_}: {why}; {REMEDY}")
 
     def _others(self) -> dict[str, Evaluation]:
         """Scores of the models that are asked for beside the personal ones, where there are such."""
@@ -171,6 +186,7 @@ class Run:
         began = time.monotonic()
         log.sync()
         tensors, meta = self.federation.state()
+        meta = {**meta, CONFIG_NOTE: dumps(self.plan.document), DATA_NOTE: dict(self.plan.data)}
         contents = {f"federation/{name}": value for name, value in tensors.items()}
         if self.selection.score is not None:
             contents |= {f"score/{name}": value for name, value in self.selection.score.tensors().items()}

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from bespokefl.divergence import NOT_FINITE, REMEDY
+
 COLLAPSE = 0.2  # of accuracy lost since the best round
 HALF = 0.5
 
@@ -17,11 +19,11 @@ class Watch:
     def look(self, line: Mapping[str, Any], of_algorithm: Mapping[str, str]) -> list[str]:
         """New warnings after a round, from its line in rounds.jsonl and what the algorithm says."""
         found = dict(of_algorithm)
-        lost = [why for why in line["failed"].values() if "not finite" in why]
+        lost = [why for why in line["failed"].values() if why == NOT_FINITE]
         if len(lost) >= HALF * len(line["clients"]):
             found["not finite"] = (
                 f"{len(lost)} of {len(line['clients'])} clients answered with values that are not finite; "
-                "a smaller train.lr is the usual remedy"
+                f"{REMEDY}"
             )
         mean = line["mean"]
         if mean is not None and mean > self._best:

@@ -1,4 +1,7 @@
-"""The command line. Exit codes: 0 done, 1 failed while running, 2 the input is wrong, 130 stopped by the user."""
+"""The command line.
+
+Exit codes: 0 done, 1 failed while running, 2 the input is wrong, 3 diverged, 130 stopped by the user.
+"""
 
 import sys
 import warnings

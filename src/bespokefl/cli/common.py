@@ -11,13 +11,14 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from bespokefl.errors import BespokeError, InputError
-from bespokefl.interrupts import Interrupted
+from bespokefl.errors import BespokeError, InputError, no_room
+from bespokefl.interrupts import STOPPED, Interrupted, begun
 
 if TYPE_CHECKING:  # imported where they are needed: torch takes seconds, and `bespoke --help` must not
+    from bespokefl.experiment import Outcome
     from bespokefl.overrides import Setting
 
-FAILED, WRONG_INPUT, STOPPED = 1, 2, 130
+FAILED, WRONG_INPUT, DIVERGED = 1, 2, 3
 NARROWEST_LOG = 120  # columns of a table that goes to a file
 DEMO = Path(__file__).parents[1] / "demo.toml"
 
@@ -47,13 +48,12 @@ def guarded(command: Callable[P, None]) -> Callable[P, None]:
     @functools.wraps(command)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> None:
         try:
+            begun()
             command(*args, **kwargs)
-        except BespokeError as error:
-            say_error(str(error))
+        except (BespokeError, OSError) as error:
+            remedy = f"; make room, then go on with: {_resume_command()}" if no_room(error) else ""
+            say_error(f"{error}{remedy}")
             raise typer.Exit(WRONG_INPUT if isinstance(error, InputError) else FAILED) from None
-        except OSError as error:
-            say_error(str(error))
-            raise typer.Exit(FAILED) from None
         except Interrupted as stopped:
             _say_stopped(str(stopped))
             raise typer.Exit(STOPPED) from None
@@ -66,6 +66,21 @@ def guarded(command: Callable[P, None]) -> Callable[P, None]:
 
 def say_error(text: str) -> None:
     make_console(stderr=True).print(f"[bold red]error:[/] {escape(text)}", soft_wrap=True, highlight=False)
+
+
+def say_failures(outcome: "Outcome", out: Path) -> None:
+    """A line for each run that failed or diverged."""
+    for what, folders in (("failed", outcome.failed), ("diverged", outcome.diverged)):
+        for folder in folders:
+            say_error(f"{folder.relative_to(out)} {what}; the reason is in {folder / 'error.txt'}")
+
+
+def leave(*outcomes: "Outcome") -> None:
+    """Ends the command with the exit code of what happened; none where all went well."""
+    if any(outcome.failed for outcome in outcomes):
+        raise typer.Exit(FAILED)
+    if any(outcome.diverged for outcome in outcomes):
+        raise typer.Exit(DIVERGED)
 
 
 def _say_stopped(when: str) -> None:

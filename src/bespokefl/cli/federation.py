@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bespokefl.cli.common import (
-    FAILED,
-    STOPPED,
     Device,
     Out,
     Resume,
     SeedOption,
     Settings,
     guarded,
+    leave,
     make_console,
 )
 from bespokefl.cli.run import show_outcome
 from bespokefl.errors import InputError
+from bespokefl.interrupts import STOPPED
 
 if TYPE_CHECKING:
     from bespokefl.flower.certs import Certificates
@@ -88,8 +88,9 @@ def federate(
     given += [*(settings or ()), *([f'engine.device="{device}"'] if device else ())]
     given += [] if seed is None else [f"seeds=[{seed}]"]
     reporter = make_reporter(make_console(stderr=True))
-    if show_outcome(run_federation(path, given, nodes, folder, resume=resume, reporter=reporter), folder):
-        raise typer.Exit(FAILED)
+    outcome = run_federation(path, given, nodes, folder, resume=resume, reporter=reporter)
+    show_outcome(outcome, folder)
+    leave(outcome)
 
 
 @guarded
@@ -137,8 +138,8 @@ def server(
     hosting = Hosting(folder / "federation" / "superlink", host, port, files)
     wanted = nodes or len(public)
     outcome = run_server(read, folder, hosting, public, nodes=wanted, resume=resume, reporter=reporter)
-    if show_outcome(outcome, folder):
-        raise typer.Exit(FAILED)
+    show_outcome(outcome, folder)
+    leave(outcome)
 
 
 @guarded

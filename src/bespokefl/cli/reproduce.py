@@ -6,7 +6,6 @@ from typing import Annotated
 import typer
 
 from bespokefl.cli.common import (
-    FAILED,
     WRONG_INPUT,
     Device,
     EngineName,
@@ -15,8 +14,10 @@ from bespokefl.cli.common import (
     Settings,
     given_settings,
     guarded,
+    leave,
     make_console,
     say_error,
+    say_failures,
     say_report,
 )
 from bespokefl.errors import InputError
@@ -64,10 +65,10 @@ def reproduce(
         if setting.scored:
             say_report(folder / setting.name)
     typer.echo(f"Comparison: {folder / 'comparison.md'}, {folder / 'comparison.json'}")
-    for path in outcome.failed:
-        say_error(f"{path.relative_to(folder)} failed; the reason is in {path / 'error.txt'}")
+    say_failures(outcome, folder)
     without = [setting for setting in comparison.settings if setting.missing_data]
     for setting in without:
         say_error(f"{setting.name or name} was not run: {setting.missing_data}")
-    if outcome.failed or without:
-        raise typer.Exit(FAILED if outcome.failed else WRONG_INPUT)
+    leave(outcome)
+    if without:
+        raise typer.Exit(WRONG_INPUT)

@@ -7,7 +7,6 @@ import typer
 
 from bespokefl.cli.common import (
     DEMO,
-    FAILED,
     Device,
     EngineName,
     ExperimentFile,
@@ -18,8 +17,9 @@ from bespokefl.cli.common import (
     Track,
     given_settings,
     guarded,
+    leave,
     make_console,
-    say_error,
+    say_failures,
     say_report,
 )
 
@@ -44,27 +44,27 @@ def run(
 
     path = experiment or DEMO
     folder = out or Path("runs") / path.stem
-    failed = False
+    outcomes = []
     given = given_settings(settings, engine, device, seed, {"track.to": track or None})
     for part in read_parts(path, given):
         if part.name:
             typer.echo(f"{part.name}: {part.title}".rstrip(": "))
-        failed = _run(part.experiment, folder / part.name, resume) or failed
-    if failed:
-        raise typer.Exit(FAILED)
+        outcomes.append(_run(part.experiment, folder / part.name, resume))
+    leave(*outcomes)
 
 
-def _run(experiment: "Experiment", out: Path, resume: bool) -> bool:
-    """Run, print the table, and say where the files are; whether something failed."""
+def _run(experiment: "Experiment", out: Path, resume: bool) -> "Outcome":
+    """Run, print the table, and say where the files are."""
     from bespokefl.experiment import run_experiment
     from bespokefl.progress import make_reporter
 
     outcome = run_experiment(experiment, out, resume=resume, reporter=make_reporter(make_console(stderr=True)))
-    return show_outcome(outcome, out)
+    show_outcome(outcome, out)
+    return outcome
 
 
-def show_outcome(outcome: "Outcome", out: Path) -> bool:
-    """The table, the report and the files of a run; whether something failed."""
+def show_outcome(outcome: "Outcome", out: Path) -> None:
+    """The table, the report and the files of a run, and what went wrong."""
     from bespokefl.results.files import read_runs
     from bespokefl.results.table import rich_table
 
@@ -75,6 +75,4 @@ def show_outcome(outcome: "Outcome", out: Path) -> bool:
     if outcome.tracking is not None and report is not None:
         outcome.tracking.report(report)
     typer.echo(f"Files:  {out}")
-    for folder in outcome.failed:
-        say_error(f"{folder.parent.name}, {folder.name} failed; the reason is in {folder / 'error.txt'}")
-    return bool(outcome.failed)
+    say_failures(outcome, out)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import torch
 
 from bespokefl.data.arrays import ClientArrays, read_blocks, stack_inputs, stack_targets
 from bespokefl.data.dataset import IntArray
+from bespokefl.data.digest import data_digest
 from bespokefl.data.splits import SPLITS, Splits, check_fractions, split_client
 from bespokefl.errors import InputError, unknown_name
 
@@ -54,6 +56,11 @@ class FederatedData:
     def note(self) -> str:
         """What a reader of the results should know of the source; empty if nothing."""
         return str(self.record.get("source", {}).get("note", ""))
+
+    @cached_property
+    def digest(self) -> dict[str, str]:
+        """By which a resumed run knows its data, part by part."""
+        return data_digest(self)
 
     @property
     def has_masks(self) -> bool:

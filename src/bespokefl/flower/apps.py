@@ -40,8 +40,8 @@ def serve(grid: Grid, context: Context) -> None:
         resume=bool(config.get("resume", False)),
         reporter=LineReporter(make_console(stderr=True)),
     )
-    if outcome.failed:
-        raise RunError(f"failed: {', '.join(map(str, outcome.failed))}")
+    if lost := outcome.failed + outcome.diverged:
+        raise RunError(f"failed: {', '.join(map(str, lost))}")
 
 
 @client_app.query()

@@ -16,7 +16,7 @@ from bespokefl.algorithms.base import Algorithm
 from bespokefl.attacks import Attack
 from bespokefl.cohort import Cohort
 from bespokefl.engines.base import Resident
-from bespokefl.errors import EndedEarly, InputError, RunError
+from bespokefl.errors import Diverged, EndedEarly, InputError, RunError
 from bespokefl.evaluation import of_all
 from bespokefl.fit import check_fit
 from bespokefl.flower.envelope import Envelope
@@ -121,6 +121,8 @@ class RemoteFederation(RoundLoop):
                 reasons = "; ".join(f"client {c}: {why}" for c, why in list(record.failed.items())[:3])
                 why = f"{len(answered)} clients answered, at least {options.min_answers} must (federation.min_answers)"
                 why = f"{why}; {reasons}"
+            except Diverged:
+                raise
             except RunError as error:
                 why = str(error)
             self.server, self.site.versions, self.rounds_done = server, versions.clone(), done

@@ -14,6 +14,7 @@ import numpy as np
 
 from bespokefl.config import Experiment, FederationSection
 from bespokefl.data.dataset import IntArray
+from bespokefl.data.digest import digest_of_names
 from bespokefl.data.splits import SPLITS
 from bespokefl.errors import InputError, RunError
 from bespokefl.flower.envelope import Envelope, Transport
@@ -50,6 +51,17 @@ class RemoteCensus:
     @property
     def has_masks(self) -> bool:
         return self.target == "masks"
+
+    @property
+    def digest(self) -> dict[str, str]:
+        """Of what the silos told: they watch over their samples themselves."""
+        sizes = {split: ", ".join(map(str, counts.tolist())) for split, counts in self.counts.items()}
+        return {
+            "inputs": str(self.input_shape),
+            "labels": f"{self.target} {len(self.classes)} {digest_of_names(self.classes)}",
+            "partition": digest_of_names(f"{split}: {sizes[split]}" for split in sorted(sizes)),
+            "clients": digest_of_names(self.client_names),
+        }
 
     def sizes(self, split: str) -> IntArray:
         return self.counts[split]

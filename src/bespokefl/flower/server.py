@@ -11,14 +11,16 @@ from bespokefl.algorithms import ALGORITHMS, Algorithm
 from bespokefl.attacks import Attack
 from bespokefl.config import AlgorithmChoice, CheckpointSection, Document, Experiment
 from bespokefl.errors import InputError
-from bespokefl.experiment import Outcome, is_finished, make_folder, make_plan, run_planned, tracked
+from bespokefl.experiment import Outcome, make_folder, make_plan, run_planned, tracked
 from bespokefl.flower.envelope import Transport
 from bespokefl.flower.remote import RemoteFederation
 from bespokefl.flower.roster import RemoteCensus, Roster
 from bespokefl.interrupts import Interrupted, stop_on_signals
+from bespokefl.lock import working_in
 from bespokefl.progress import Reporter
 from bespokefl.results.files import write_csv
 from bespokefl.results.partition import SPLITS, partition_file
+from bespokefl.resuming import examine
 from bespokefl.run import RunPlan
 from bespokefl.selection import choose_rule
 from bespokefl.tracking import make_tracking
@@ -53,7 +55,10 @@ def serve(
             _write_partition(partition_file(out, seed), census)
             for choice in experiment.algorithms:
                 plan = _plan(experiment, choice, seed, census, out)
-                if is_finished(plan, resume):
+                found = examine(plan, resume=resume)
+                for note in found.notes:
+                    reporter.note(f"warning: {note}")
+                if found.finished:
                     reporter.note(f"{choice.label}, seed {seed}: finished before, skipped")
                     tracking.catch_up(tracked(plan))
                     outcome.finished.append(plan.folder)
@@ -61,8 +66,9 @@ def serve(
                 if stop.asked:
                     raise Interrupted(f"before {choice.label}, seed {seed}")
                 make = partial(make_federation, experiment, choice, seed, census, roster)
-                finished = run_planned(plan, make, tracking.reporter(reporter, tracked(plan)), stop)
-                (outcome.finished if finished else outcome.failed).append(plan.folder)
+                with working_in([plan.folder]):
+                    ending = run_planned(plan, make, tracking.reporter(reporter, tracked(plan)), stop)
+                outcome.add(plan.folder, ending)
     return outcome
 
 
@@ -113,7 +119,8 @@ def _plan(experiment: Experiment, choice: AlgorithmChoice, seed: int, census: Re
     task = assembly.make_task(experiment, seed, census)
     document = assembly.resolved_with(about, experiment, choice, seed, census, task)
     document["federation"] = experiment.federation.model_dump()
-    return replace(make_plan(experiment, choice, seed, out, document), checkpoint=CheckpointSection(every=1))
+    plan = make_plan(experiment, choice, seed, out, document, census)
+    return replace(plan, checkpoint=CheckpointSection(every=1))
 
 
 # before the start ------------------------------------------------------------------------------------

@@ -8,13 +8,13 @@ from typing import Any
 
 from bespokefl.config import Experiment, PaperSection, Part
 from bespokefl.config_file import experiment_document
-from bespokefl.experiment import differences
 from bespokefl.reproduce.cells import Cell, Column, by_seed, paper_columns
 from bespokefl.reproduce.measures import measure
 from bespokefl.reproduce.verdict import Tally, total
 from bespokefl.results.files import CONFIG, StoredRun, read_runs
 from bespokefl.results.methods import BASELINE
 from bespokefl.results.table import caption
+from bespokefl.resuming import differences
 from bespokefl.run import RunPlan
 
 SHARED = (

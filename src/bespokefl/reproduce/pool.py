@@ -24,7 +24,7 @@ from bespokefl.config import Experiment
 from bespokefl.data import FederatedData
 from bespokefl.engines.memory import share_card
 from bespokefl.errors import in_short
-from bespokefl.experiment import Outcome, explain, run_seeds
+from bespokefl.experiment import Ending, Outcome, explain, run_seeds
 from bespokefl.interrupts import Interrupted, StopRequest
 from bespokefl.progress import Line, Reporter
 from bespokefl.results import files
@@ -141,18 +141,18 @@ class _Place:
                     else:  # its reporter has not heard of it
                         self._reporters[number].note(f"{job.name}, seed {seed}: failed: {reason}")
                 whole = number in self._over and (folder / files.SUMMARY).is_file()
-                (outcome.finished if whole else outcome.failed).append(folder)
+                outcome.add(folder, Ending.FINISHED if whole else Ending.FAILED)
             self.job = None
             self._start()
             return
         if kind == "done":
-            finished, stopped = content
+            endings, stopped = content
             self.job = None
             if stopped is not None:
                 interrupted.append(stopped)
             else:
                 for seed, folder in job.folders.items():
-                    (outcome.finished if seed in finished else outcome.failed).append(folder)
+                    outcome.add(folder, endings.get(seed, Ending.FAILED))
         else:
             number, *told = content
             if kind == "start":
@@ -230,8 +230,8 @@ def _work(connection: Connection, event: multiprocessing.synchronize.Event, shar
 
 def _do(
     job: Job, held: dict[Any, FederatedData], send: Callable[[tuple[Any, ...]], None], stop: StopRequest
-) -> tuple[list[int], str | None]:
-    """The seeds whose runs finished, and where they stopped if somebody asked for it."""
+) -> tuple[dict[int, Ending], str | None]:
+    """How the runs of seeds ended, and where they stopped if somebody asked for it."""
     messengers = {seed: _Messenger(send, number, job.name) for number, seed in enumerate(job.folders)}
 
     def failed(seed: int, error: Exception) -> None:
@@ -251,16 +251,16 @@ def _do(
         except Exception as error:
             failed(seed, error)
     if not data:
-        return [], None
+        return {}, None
     try:
         done = run_seeds(job.experiment, job.out, job.label, data, [messengers[seed] for seed in data], stop)
     except Interrupted as interrupt:
-        return [], str(interrupt)
+        return {}, str(interrupt)
     except Exception as error:  # before they began: those of a run itself are recorded by `run_seeds`
         for seed in data:
             failed(seed, error)
-        return [], None
-    return [seed for seed, whole in zip(data, done, strict=True) if whole], None
+        return {}, None
+    return dict(zip(data, done, strict=True)), None
 
 
 def _take(share: _Share) -> None:

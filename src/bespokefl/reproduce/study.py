@@ -16,6 +16,7 @@ from bespokefl.data.sources.base import FilesMissing
 from bespokefl.errors import InputError
 from bespokefl.experiment import Outcome, at_once, prepare, run_experiment
 from bespokefl.interrupts import stop_on_signals
+from bespokefl.lock import working_in
 from bespokefl.overrides import Setting
 from bespokefl.progress import make_reporter, several_reporters
 from bespokefl.reproduce import measures, tables
@@ -55,6 +56,7 @@ class _Setting:
     plans: dict[tuple[str, int], RunPlan]
     finished: frozenset[Path] = frozenset()
     missing_data: str = ""
+    notes: tuple[str, ...] = ()  # what its folder holds that the user should know
 
 
 def reproduce(request: Request, console: Console) -> tuple[Comparison, Outcome]:
@@ -164,7 +166,7 @@ def _check(setting: _Setting) -> None:
     except FilesMissing as missing:
         setting.missing_data = " ".join([str(missing), *_where_to_get(setting.part)])
     else:
-        setting.plans, setting.finished = prepared.plans, prepared.finished
+        setting.plans, setting.finished, setting.notes = prepared.plans, prepared.finished, prepared.notes
 
 
 def _where_to_get(part: Part) -> Iterator[str]:
@@ -195,8 +197,14 @@ def _run(request: Request, settings: Sequence[_Setting], console: Console) -> Ou
     if not jobs:
         return outcome
     workers = min(request.jobs or free_workers(jobs[0].experiment), len(jobs))
-    new = _in_turn(settings, jobs, console) if workers == 1 else _side_by_side(jobs, runs, workers, console)
-    return Outcome(outcome.finished + new.finished, outcome.failed + new.failed)
+    if workers == 1:
+        new = _in_turn(settings, jobs, console)
+    else:
+        for note in (note for setting in settings for note in setting.notes):
+            console.print(f"warning: {note}", highlight=False, markup=False)
+        new = _side_by_side(jobs, runs, workers, console)
+    outcome.join(new)
+    return outcome
 
 
 def _jobs(setting: _Setting) -> Iterator[Job]:
@@ -222,8 +230,8 @@ def _in_turn(settings: Sequence[_Setting], jobs: Sequence[Job], console: Console
             if setting.part.name:
                 reporter.note(f"{setting.part.name}: {setting.part.title}".rstrip(": "))
             new = run_experiment(setting.chosen, setting.folder, resume=True, reporter=reporter)
-            outcome.finished += [folder for folder in new.finished if folder not in setting.finished]
-            outcome.failed += new.failed
+            new.finished = [folder for folder in new.finished if folder not in setting.finished]
+            outcome.join(new)
     return outcome
 
 
@@ -235,6 +243,7 @@ def _side_by_side(jobs: Sequence[Job], runs: int, workers: int, console: Console
         console.print("stopping after these rounds; once more to stop at once", highlight=False)
 
     with contextlib.ExitStack() as stack:
+        stack.enter_context(working_in(folder for job in jobs for folder in job.folders.values()))
         reporters = stack.enter_context(several_reporters(console, workers * most, runs))
         stop = stack.enter_context(stop_on_signals(announce))
         return run_jobs(jobs, [reporters[k::workers] for k in range(workers)], stop)

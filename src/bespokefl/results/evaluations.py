@@ -110,6 +110,15 @@ def all_series(path: Path, clients: Columns | None, selected_round: int | None) 
     return sorted((series for series in found if not np.isnan(series.values).all()), key=lambda series: series[:-1])
 
 
+def what_is_lost(path: Path, rounds: Iterable[Line]) -> list[str]:
+    """A sentence where rounds that were evaluated have no whole line here; clients' past scores are nowhere else."""
+    evaluated = {line["round"] for line in rounds if line.get("mean") is not None}
+    if not (lost := sorted(evaluated - {line["round"] for line, _ in _lines(path)})):
+        return []
+    shown = ", ".join(map(str, lost[:5])) + (f" and {len(lost) - 5} more" if len(lost) > 5 else "")
+    return [f"{path.name} has lost the scores of round{'s' if len(lost) > 1 else ''} {shown}"]
+
+
 def _lines(path: Path) -> Iterator[tuple[Line, int]]:
     """The whole lines, and where each of them ends."""
     if not path.is_file():

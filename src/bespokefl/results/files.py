@@ -161,11 +161,11 @@ _OPTIONAL_CLIENT_COLUMNS = ("rounds_asked", "rounds_failed", "malicious")
 def read_runs(out: Path) -> list[StoredRun]:
     """The runs below an output folder, by label, then seed."""
     folders = {path.parent for name in (CONFIG, ROUNDS, SUMMARY) for path in out.glob(f"*/seed-*/{name}")}
-    runs = [_read_run(folder) for folder in folders if folder.name.removeprefix("seed-").isdecimal()]
+    runs = [read_run(folder) for folder in folders if folder.name.removeprefix("seed-").isdecimal()]
     return sorted(runs, key=lambda run: (run.label, run.seed))
 
 
-def _read_run(folder: Path) -> StoredRun:
+def read_run(folder: Path) -> StoredRun:
     """A damaged file costs what it holds, never the other runs."""
     damage: list[str] = []
     finished = (folder / SUMMARY).is_file()

@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
@@ -14,6 +15,15 @@ def write_model(model: Mapping[str, Tensor], note: Mapping[str, str], path: Path
     """The tensors by name, and a note of what they are in the file's metadata."""
     plain = {name: value.detach().cpu().contiguous() for name, value in model.items()}
     write_atomically(path, _with_sorted_note(save(plain, dict(note))))
+
+
+def is_whole(path: Path) -> bool:
+    """Whether a file is as long as its header says; of the numbers it knows nothing."""
+    try:
+        with safe_open(path, "pt"):
+            return True
+    except (OSError, SafetensorError):
+        return False
 
 
 def _with_sorted_note(content: bytes) -> bytes:

@@ -118,6 +118,17 @@ def write_results(folder: Path, algorithm: str, selected_round: int) -> None:
     temporary.replace(folder / RESULTS)
 
 
+def is_damaged(folder: Path) -> bool:
+    """Whether results.parquet is there but not whole: such a file begins and ends with the format's mark."""
+    path, mark = folder / RESULTS, b"PAR1"
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        begins = file.read(len(mark)) == mark
+        file.seek(-min(len(mark), path.stat().st_size), os.SEEK_END)
+        return not (begins and file.read() == mark)
+
+
 # asking ----------------------------------------------------------------------------------------------
 def frame(folder: Path | str, sql: str | None = None) -> files.Columns:
     """The rows of a query by column, as arrays; without a query, all of ``results``.

@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 from bespokefl.config import Document
 from bespokefl.errors import InputError
-from bespokefl.experiment import differences
 from bespokefl.results.files import read_json, write_atomically
+from bespokefl.resuming import differences
 from bespokefl.tomlfile import dumps
 from bespokefl.tuning.space import Parameters, Space
 

@@ -19,6 +19,7 @@ from bespokefl.engines.variants import Variants
 from bespokefl.errors import InputError, in_short
 from bespokefl.experiment import make_folder, make_plan, side_by_side
 from bespokefl.interrupts import Interrupted, StopRequest, stop_on_signals
+from bespokefl.lock import working_in
 from bespokefl.progress import LineReporter, Reporter, SideBySide
 from bespokefl.results import files
 from bespokefl.run import Run, RunPlan
@@ -164,7 +165,7 @@ class _Tuner:
         def announce() -> None:
             self.reporter.note("stopping after this round; once more to stop at once")
 
-        with stop_on_signals(announce) as stop:
+        with stop_on_signals(announce) as stop, working_in(self.folder / label for label in self.stored):
             for choice in self.experiment.algorithms:
                 self._tune_method(choice, stop)
         return [
@@ -219,7 +220,7 @@ class _Tuner:
         document = assembly.resolved(
             self.experiment, variant, seed, data, assembly.make_task(self.experiment, seed, data)
         )
-        plan = make_plan(self.experiment, variant, seed, self.folder, document)
+        plan = make_plan(self.experiment, variant, seed, self.folder, document, data)
         plan = replace(plan, label=label, folder=folder / plan.folder.name)
         config = plan.folder / files.CONFIG
         if plan.folder.exists() and not (config.is_file() and config.read_text(encoding="utf-8") == dumps(document)):
