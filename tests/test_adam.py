@@ -125,9 +125,11 @@ def test_every_other_method_takes_it(name: str) -> None:
     assert built.betas == (0.8, 0.9) and hash(built) == hash(build_algorithm(name, ADAM, OWN.get(name)))
 
 
-def test_momentum_beside_it_is_refused() -> None:
-    with pytest.raises(InputError, match=r"'adam' \(fedavg\) beside momentum = 0\.9, .* must be 0"):
-        build_algorithm("fedavg", {"optimizer": "adam", "momentum": 0.9})
+def test_momentum_beside_it_is_refused_and_left_out_where_it_is_shared() -> None:
+    told = r"algorithm\.momentum = 0\.9 \(fedavg\) changes nothing: it acts only with optimizer = 'sgd'; here .* 'adam'"
+    with pytest.raises(InputError, match=told):
+        build_algorithm("fedavg", {"optimizer": "adam"}, {"momentum": 0.9})
+    assert build_algorithm("fedavg", {"optimizer": "adam", "momentum": 0.9}).momentum == 0
 
 
 @pytest.mark.parametrize("betas", [[0.9], 0.9, [0.9, 1.0], [-0.1, 0.9], [0.9, "x"], [0.9, True], None])

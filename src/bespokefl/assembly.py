@@ -86,7 +86,34 @@ def make_engine(experiment: Experiment) -> Engine:
 
 
 def make_algorithm(experiment: Experiment, choice: AlgorithmChoice) -> Algorithm:
-    return build_algorithm(choice.name, _settings(experiment), choice.hyper)
+    """The method; what it is told with others and does not use is left out."""
+    shared, own = _told(experiment, choice)
+    return build_algorithm(choice.name, shared, own)
+
+
+def _told(experiment: Experiment, choice: AlgorithmChoice) -> tuple[Document, Document]:
+    """What the method is told together with others, and what for itself."""
+    of_choice = {key: value for key, value in choice.hyper.items() if key in choice.shared}
+    own = {key: value for key, value in choice.hyper.items() if key not in choice.shared}
+    return _settings(experiment) | of_choice, own
+
+
+def refuse_unused(experiment: Experiment, choice: AlgorithmChoice) -> None:
+    """InputError for a hyper-parameter that was written for this very method and changes nothing in it."""
+    make_algorithm(experiment, choice).refuse_unused(_told(experiment, choice)[1])
+
+
+def unused(experiment: Experiment, choice: AlgorithmChoice) -> dict[str, str]:
+    """What the method is told with others and does not use, each with the reason."""
+    shared, own = _told(experiment, choice)
+    algorithm = make_algorithm(experiment, choice)
+    return {name: why for name, why in algorithm.unused().items() if name in shared and name not in own}
+
+
+def without_unused(experiment: Experiment, choice: AlgorithmChoice) -> AlgorithmChoice:
+    """The choice without what it does not use of what it is told with others."""
+    idle = unused(experiment, choice)
+    return choice.model_copy(update={"hyper": {k: v for k, v in choice.hyper.items() if k not in idle}})
 
 
 def _settings(experiment: Experiment) -> Document:
@@ -162,14 +189,15 @@ def resolved_with(
         **attack,
         **({"privacy": experiment.privacy.model_dump()} if experiment.privacy.wanted else {}),
         **({"new_clients": new.model_dump()} if new.wanted else {}),
+        **({"unused": idle} if (idle := unused(experiment, choice)) else {}),
     }
 
 
 def _hyper(experiment: Experiment, choice: AlgorithmChoice) -> Document:
-    """The hyper-parameters, without those of local training that [train] holds already."""
+    """The hyper-parameters that act, without those of local training that [train] holds already."""
     algorithm = make_algorithm(experiment, choice)
-    told = _settings(experiment).keys() - choice.hyper.keys()
-    return _plain({f.name: getattr(algorithm, f.name) for f in fields(algorithm) if f.name not in told})
+    left_out = (_settings(experiment).keys() - choice.hyper.keys()) | algorithm.unused().keys()
+    return _plain({f.name: getattr(algorithm, f.name) for f in fields(algorithm) if f.name not in left_out})
 
 
 def _resolved_data(experiment: Experiment, seed: int, data: FederatedData) -> Document:

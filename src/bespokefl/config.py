@@ -203,6 +203,7 @@ class AlgorithmChoice(Section):
     name: str
     label: str  # names the folder and the row in tables
     hyper: Document = {}
+    shared: frozenset[str] = frozenset()  # which of them were told to several methods
     key: str = "algorithm"  # where it stands in the file
 
 

@@ -35,6 +35,7 @@ from bespokefl.tomlfile import key_lines, parse_value
 S = TypeVar("S", bound=Section)
 
 SETTING, SMALL = "setting", "small"  # the parts of an experiment, and what the small scale changes
+UNUSED = "unused"  # a table of remarks, which sets nothing
 _TOP_KEYS = ("seeds", "algorithms", "algorithm", *SECTIONS)
 _FOLDER_NAME = r"[A-Za-z0-9][\w+.-]*"
 
@@ -136,6 +137,7 @@ def _parse(document: Document, settings: Sequence[Setting], origin: Origin) -> E
     """The experiment of a document without parts."""
     with origin.located():
         document = with_settings(document, settings)
+    document.pop(UNUSED, None)  # what a run's config.toml says for people
     for key, value in document.items():
         if key not in _TOP_KEYS:
             raise origin.at(key, unknown_name("key", key, [*_TOP_KEYS, SETTING, SMALL]))
@@ -274,7 +276,8 @@ def _spread(choices: Sequence[AlgorithmChoice], hyper: str, value: Any, *, wins:
     def given(choice: AlgorithmChoice) -> AlgorithmChoice:
         if hyper not in names[choice.name] or (hyper in choice.hyper and not wins):
             return choice
-        return choice.model_copy(update={"hyper": choice.hyper | {hyper: value}})
+        told = {"hyper": choice.hyper | {hyper: value}, "shared": choice.shared | {hyper}}
+        return choice.model_copy(update=told)
 
     return [given(choice) for choice in choices]
 

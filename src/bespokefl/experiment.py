@@ -4,7 +4,7 @@ All that can be checked is checked before the first round. Data are loaded once 
 """
 
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from enum import Enum
@@ -78,6 +78,8 @@ def run_experiment(experiment: Experiment, out: Path, *, resume: bool, reporter:
         tracking = make_tracking(experiment.track, out, reporter.note)
     prepared = prepare(experiment, out, resume)
     outcome = Outcome(tracking=tracking)
+    for text in unused_settings(experiment):
+        reporter.note(text)
     if prepared.first.note:
         reporter.note(f"data: {prepared.first.note}")
     for note in prepared.notes:
@@ -244,7 +246,7 @@ def prepare(experiment: Experiment, out: Path, resume: bool) -> Prepared:
     """Everything that can go wrong because of the input goes wrong here, before any work and any file."""
     for choice in experiment.algorithms:
         with experiment.origin.located(choice.key):
-            assembly.make_algorithm(experiment, choice)
+            assembly.refuse_unused(experiment, choice)
     plans: dict[tuple[str, int], RunPlan] = {}
     with experiment.origin.located():
         assembly.make_engine(experiment)
@@ -265,6 +267,14 @@ def prepare(experiment: Experiment, out: Path, resume: bool) -> Prepared:
     finished = frozenset(folder for folder, what in found.items() if what.finished)
     make_folder(out)
     return Prepared(plans, kits, finished, first, tuple(note for what in found.values() for note in what.notes))
+
+
+def unused_settings(experiment: Experiment) -> Iterator[str]:
+    """A line for each method that does not use all that it is told with others."""
+    for choice in experiment.algorithms:
+        told = [f"{name} changes nothing ({why})" for name, why in assembly.unused(experiment, choice).items()]
+        if told:
+            yield f"{choice.label}: {'; '.join(told)}"
 
 
 def make_plan(

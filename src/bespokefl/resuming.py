@@ -17,6 +17,7 @@ from bespokefl.tomlfile import dumps
 
 # Keys of how a run is operated: they may change while it is going, and its numbers by no more than their rounding.
 OPERATION = ("federation.", "engine.together", "engine.stack")
+REMARKS = ("unused.",)  # written for people; they set nothing
 ANEW = "remove the folder to start this run afresh, or give another --out"
 
 
@@ -60,7 +61,7 @@ def differences(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterato
     """Keys whose values differ, with both values."""
     before, now = dict(_flat(stored)), dict(_flat(tomllib.loads(dumps(wanted))))
     for key in before.keys() | now.keys():
-        if key.startswith(OPERATION):
+        if key.startswith((*OPERATION, *REMARKS)):
             continue
         if key not in before or key not in now or before[key] != now[key]:
             yield f"{key} was {before.get(key, 'absent')!r} and is now {now.get(key, 'absent')!r}"

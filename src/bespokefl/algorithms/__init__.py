@@ -4,8 +4,10 @@ import importlib
 import inspect
 import pkgutil
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any, NamedTuple
 
+from bespokefl.algorithms.acting import unused
 from bespokefl.algorithms.base import Algorithm, Setup, Training
 from bespokefl.algorithms.hyper import HyperParameter, checked, hyperparameters
 from bespokefl.errors import InputError, unknown_name
@@ -51,10 +53,13 @@ def build_algorithm(
 ) -> Algorithm:
     """An algorithm by its registry name, or by ``package.module:Class`` for your own.
 
-    ``settings`` are those of local training (``lr``, ``local_epochs``, ...); ``hyper`` the method's own, which win.
+    ``settings`` are shared by several methods (``lr``, ``local_epochs``, ...): what changes nothing in this one is left
+    out. ``hyper`` are the method's own, which win: what changes nothing is refused.
     """
     cls = _import(name) if ":" in name else _known(name)
-    return cls(**checked(cls, {**(settings or {}), **(hyper or {})}, name))
+    shared, own = (checked(cls, values or {}, name) for values in (settings, hyper))
+    idle = unused(cls, {f.name: f.default for f in fields(cls)} | shared | own)
+    return cls(**{key: value for key, value in shared.items() if key not in idle} | own)
 
 
 def _known(name: str) -> type[Algorithm]:

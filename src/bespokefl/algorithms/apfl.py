@@ -20,6 +20,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from bespokefl.algorithms.acting import when
 from bespokefl.algorithms.averaging import ModelAveraging
 from bespokefl.algorithms.base import Newcomer, OneModel
 from bespokefl.algorithms.hyper import hyper
@@ -56,7 +57,7 @@ class APFL(ModelAveraging, OneModel):
 
     alpha0: float = hyper(0.5, "alpha: share of a client's own model; where it starts if adaptive", low=0, high=1)
     adaptive: bool = hyper(True, "whether clients learn their alpha, eq. (10)")
-    alpha_decay: float = hyper(0.0, "weight of alpha^2/2 in the objective of alpha", low=0)
+    alpha_decay: float = hyper(0.0, "weight of alpha^2/2 in the objective of alpha", low=0, when=when(adaptive=True))
 
     def init_client(self, task: Task, x0: Model) -> Kept:
         m = self.momentum_to_keep(self.opt.init(task.params(x0)))

@@ -1,10 +1,11 @@
 """What methods share whose server averages its clients' models: the choice of the average."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
+from bespokefl.algorithms.acting import unless, when
 from bespokefl.algorithms.base import Algorithm, Setup
 from bespokefl.algorithms.hyper import hyper
 from bespokefl.errors import InputError, RunError
@@ -17,18 +18,35 @@ from bespokefl.trees import Tree, mean
 class ModelAveraging(Algorithm):
     """``average`` stands where a method's paper has the mean of models; all but the mean resist some bad ones."""
 
+    acts: ClassVar = {"weights": when(aggregation=("mean", "clip")) | when(aggregation="krum") & unless(krum_keep=1)}
+
     aggregation: Literal["mean", "median", "trimmed", "krum", "clip"] = hyper(
         "mean", "how models are averaged: by p_i; per coordinate, all alike; those of Krum; with updates clipped"
     )
     trim: float = hyper(
-        0.1, 'share of clients cut at each end of a coordinate (aggregation="trimmed")', low=0, below=0.5
+        0.1,
+        'share of clients cut at each end of a coordinate (aggregation="trimmed")',
+        low=0,
+        below=0.5,
+        when=when(aggregation="trimmed"),
     )
     krum_f: int | None = hyper(
-        None, "f: attackers that Krum reckons with among n clients; nothing: floor((n - 3) / 2), the most it can", low=0
+        None,
+        "f: attackers that Krum reckons with among n clients; nothing: floor((n - 3) / 2), the most it can",
+        low=0,
+        when=when(aggregation="krum"),
     )
-    krum_keep: int = hyper(1, "models that Krum keeps, averaged by p_i; more than 1 is multi-Krum", low=1)
+    krum_keep: int = hyper(
+        1,
+        "models that Krum keeps, averaged by p_i; more than 1 is multi-Krum",
+        low=1,
+        when=when(aggregation="krum"),
+    )
     clip_norm: float | None = hyper(
-        None, 'largest norm of an update w_i - w (aggregation="clip"); nothing: the median norm of the round', above=0
+        None,
+        'largest norm of an update w_i - w (aggregation="clip"); nothing: the median norm of the round',
+        above=0,
+        when=when(aggregation="clip"),
     )
 
     def check(self, task: Task, setup: Setup) -> None:

@@ -2,12 +2,14 @@
 
 import inspect
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Iterable, Mapping
+from copy import copy
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 from torch import Tensor
 
+from bespokefl.algorithms.acting import Condition, in_words, unless, unused, when
 from bespokefl.algorithms.hyper import checked, hyper
 from bespokefl.cohort import Cohort
 from bespokefl.errors import InputError
@@ -86,37 +88,50 @@ class Algorithm:
     # The programs of whose uploads ``round`` takes nothing but the mean, by ``up.weights(self.weights)``: a node that
     # hosts several clients may then send their mean. Does not count for a subclass with another ``round``.
     averages: ClassVar[tuple[str, ...]] = ()
+    # When inherited hyper-parameters act, by name, where that is not always; what the bases say holds besides.
+    acts: ClassVar[Mapping[str, Condition]] = {}
 
     lr: float = hyper(0.1, "eta: step size of local SGD", low=0)
     lr_decay: float = hyper(1.0, "factor of lr from round to round: eta_t = eta lr_decay^t", above=0, high=1)
-    momentum: float = hyper(0.0, "momentum of local SGD", low=0, below=1)
+    momentum: float = hyper(0.0, "momentum of local SGD", low=0, below=1, when=when(optimizer="sgd"))
     weight_decay: float = hyper(0.0, "weight decay of local SGD", low=0)
     local_epochs: int = hyper(5, "E: passes over a client's train split in a round", low=1)
     batch_size: int | None = hyper(50, "samples of a local step; nothing: the whole split", low=1)
-    drop_last: bool = hyper(False, "drop the last incomplete batch of an epoch")
+    drop_last: bool = hyper(False, "drop the last incomplete batch of an epoch", when=unless(batch_size=None))
     weights: Literal["sample", "uniform"] = hyper("sample", "p_i: aggregation by samples (n_i) or all clients alike")
-    opt_state: Literal["reset", "keep"] = hyper("reset", "the optimiser's buffers at the start of a round")
+    opt_state: Literal["reset", "keep"] = hyper(
+        "reset", "the optimiser's buffers at the start of a round", when=unless(momentum=0) | when(optimizer="adam")
+    )
     optimizer: Literal["sgd", "adam"] = hyper("sgd", "local optimiser; Adam takes the place of local SGD everywhere")
-    betas: tuple[float, float] = hyper((0.9, 0.999), "of Adam: decay of its two moments", low=0, below=1)
-    amsgrad: bool = hyper(False, "of Adam: divide by the largest second moment so far")
+    betas: tuple[float, float] = hyper(
+        (0.9, 0.999), "of Adam: decay of its two moments", low=0, below=1, when=when(optimizer="adam")
+    )
+    amsgrad: bool = hyper(False, "of Adam: divide by the largest second moment so far", when=when(optimizer="adam"))
 
     def __post_init__(self) -> None:
         own = {f.name: getattr(self, f.name) for f in fields(self)}
-        for name, value in checked(type(self), own, getattr(self, "name", type(self).__name__)).items():
-            object.__setattr__(self, name, value)
-        if self.optimizer == "adam":
-            self._check_adam()
-
-    def _check_adam(self) -> None:
         method = getattr(self, "name", type(self).__name__)
-        told = f"algorithm.optimizer = 'adam' ({method})"
-        if self.why_not_adam:
-            own = f"{{name = '{method}', optimizer = 'sgd'}}"
-            raise InputError(f"{told}: {self.why_not_adam}; it must be 'sgd': {own} beside methods that take Adam")
-        if self.momentum:
+        for name, value in checked(type(self), own, method).items():
+            object.__setattr__(self, name, value)
+        if self.optimizer == "adam" and self.why_not_adam:
             raise InputError(
-                f"{told} beside momentum = {self.momentum:g}, which is that of SGD; it must be 0 (betas are Adam's)"
+                f"algorithm.optimizer = 'adam' ({method}): {self.why_not_adam}; it must be 'sgd': "
+                f"{{name = '{method}', optimizer = 'sgd'}} beside methods that take Adam"
             )
+        defaults = {f.name: f.default for f in fields(self)}
+        self.refuse_unused(name for name in self.unused() if getattr(self, name) != defaults[name])
+
+    def unused(self) -> dict[str, str]:
+        """The hyper-parameters that change nothing in a round, as the others stand, each with the reason."""
+        return unused(type(self), vars(self))
+
+    def refuse_unused(self, names: Iterable[str]) -> None:
+        """InputError for the first of these hyper-parameters that changes nothing."""
+        reasons, method = self.unused(), getattr(self, "name", type(self).__name__)
+        for name in names:
+            if name in reasons:
+                told = f"algorithm.{name} = {in_words(getattr(self, name))} ({method})"
+                raise InputError(f"{told} changes nothing: {reasons[name]}. Leave {name} out.")
 
     @property
     def moving(self) -> tuple[str, ...]:
@@ -125,7 +140,7 @@ class Algorithm:
 
     def at(self, t: int) -> Self:
         """The method as it is in a round, counted from 0."""
-        return replace(self, lr=self.lr * self.lr_decay**t) if self.moving else self
+        return self._with(lr=self.lr * self.lr_decay**t) if self.moving else self
 
     @property
     def why_not_apart(self) -> str:
@@ -207,7 +222,14 @@ class Algorithm:
     def for_newcomers(self, **settings: Any) -> Self:
         """The same method with another lr, momentum or batch_size for the steps that a new client takes."""
         named = {self.newcomer_settings.get(key, key): value for key, value in settings.items()}
-        return replace(self, **settings | named) if settings else self
+        return self._with(**settings | named) if settings else self
+
+    def _with(self, **values: Any) -> Self:
+        """A copy with other values; whether they change anything is not asked."""
+        other = copy(self)
+        for name, value in checked(type(self), values, type(self).__name__).items():
+            object.__setattr__(other, name, value)
+        return other
 
     def tuning(self, w: Model, how: str) -> Newcomer:
         """Plain local SGD from a given model."""

@@ -12,6 +12,7 @@ and both phases have as many epochs: the default here, which is twice the local 
 from dataclasses import dataclass
 from typing import ClassVar
 
+from bespokefl.algorithms.acting import when
 from bespokefl.algorithms.fedsim import FedSim
 from bespokefl.algorithms.hyper import hyper
 from bespokefl.program import Phase
@@ -21,6 +22,8 @@ from bespokefl.program import Phase
 class FedAlt(FedSim):
     name: ClassVar[str] = "fedalt"
     paper: ClassVar[str] = "Pillutla et al., Federated Learning with Partial Model Personalization, ICML 2022"
+
+    acts: ClassVar = {"local_epochs": when(v_epochs=None) | when(u_epochs=None)}
 
     v_epochs: int | None = hyper(None, "tau_v: epochs of the personal part; nothing: local_epochs", low=1)
     u_epochs: int | None = hyper(None, "tau_u: epochs of the shared part; nothing: local_epochs", low=1)

@@ -29,6 +29,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bespokefl.algorithms.acting import never
 from bespokefl.algorithms.base import Algorithm, Newcomer, Setup, Training
 from bespokefl.algorithms.hyper import hyper
 from bespokefl.cohort import Cohort
@@ -44,6 +45,7 @@ class FedAMP(Algorithm):
     name: ClassVar[str] = "fedamp"
     paper: ClassVar[str] = "Huang et al., Personalized Cross-Silo Federated Learning on Non-IID Data, AAAI 2021"
     sends: ClassVar = {"w": "u"}
+    acts: ClassVar = {"weights": never("its attention takes the place of an average")}
 
     alpha: float = hyper(1.0, "alpha_k: step size of the attraction", above=0)
     sigma: float = hyper(1.0, "sigma: scale of A, in squared distance", above=0)

@@ -17,6 +17,7 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from bespokefl.algorithms.acting import when
 from bespokefl.algorithms.averaging import ModelAveraging
 from bespokefl.algorithms.base import Newcomer, OneModel, Training
 from bespokefl.algorithms.hyper import hyper
@@ -44,7 +45,9 @@ class LocalSGD(OneModel):
     personal: Literal["local_before_agg", "global", "finetune"] = hyper(
         "local_before_agg", "which model a client is scored with"
     )
-    finetune_epochs: int = hyper(1, 'epochs of fine-tuning at evaluation (personal="finetune")', low=1)
+    finetune_epochs: int = hyper(
+        1, 'epochs of fine-tuning at evaluation (personal="finetune")', low=1, when=when(personal="finetune")
+    )
 
     def init_client(self, task: Task, x0: Model) -> Kept:
         return self._kept(x0, self.opt.init(task.params(x0)), torch.zeros(()))

@@ -38,6 +38,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from bespokefl.algorithms.acting import never, unless
 from bespokefl.algorithms.base import Algorithm, Newcomer, Setup, Training
 from bespokefl.algorithms.hyper import hyper
 from bespokefl.cohort import Cohort
@@ -78,10 +79,11 @@ class FedFomo(Algorithm):
     name: ClassVar[str] = "fedfomo"
     paper: ClassVar[str] = "Zhang et al., Personalized FL with First Order Model Optimization, ICLR 2021"
     sends: ClassVar = {"theta": "own"}
+    acts: ClassVar = {"weights": never("clients weigh the others' models themselves")}
 
     M: int = hyper(5, "M: models that a client is sent", low=1)
     explore: float = hyper(0.3, "epsilon: probability that these are random, in the first round", low=0, high=1)
-    explore_decay: float = hyper(0.95, "factor of epsilon from round to round", low=0, high=1)
+    explore_decay: float = hyper(0.95, "factor of epsilon from round to round", low=0, high=1, when=unless(explore=0))
     distance: Literal["l2", "l1"] = hyper("l2", "norm of theta_n - theta_i'")
     fallback: Literal["trained", "previous"] = hyper(
         "trained", "where no model helps: the own one as trained, or as it was before that training"

@@ -28,6 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bespokefl.algorithms.acting import unless
 from bespokefl.algorithms.base import Setup, Training
 from bespokefl.algorithms.fedavg import Kept, LocalSGD
 from bespokefl.algorithms.hyper import hyper
@@ -61,7 +62,9 @@ class FedFV(LocalSGD):
     alpha: float = hyper(0.1, "alpha: share of clients, those of the largest losses, that keep g_i", low=0, high=1)
     tau: int = hyper(1, "tau: rounds for which an absent client's last update counts", low=0)
     external: Literal["absent", "code"] = hyper(
-        "absent", "external conflicts with rounds t - tau to t - 1, or t - tau + 1 to t (authors' code)"
+        "absent",
+        "external conflicts with rounds t - tau to t - 1, or t - tau + 1 to t (authors' code)",
+        when=unless(tau=0),
     )
     weights: Literal["sample", "uniform"] = hyper("uniform", "p_i: aggregation by samples (n_i) or all clients alike")
 

@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bespokefl.algorithms.acting import unless, when
 from bespokefl.algorithms.base import Algorithm, Setup
 from bespokefl.algorithms.hyper import hyper
 from bespokefl.cohort import Cohort, Uploads
@@ -91,6 +92,10 @@ class FedPG(Algorithm):
     name: ClassVar[str] = "fedpg"
     paper: ClassVar[str] = "Preserving Global Performance in Personalized Federated Learning, ICCV 2023 submission"
     sends: ClassVar = {"g": None}
+    acts: ClassVar = dict.fromkeys(
+        ("local_epochs", "momentum", "weight_decay", "opt_state", "drop_last", "weights"),
+        when(grad_mode="pseudo"),
+    )
 
     lr: float = hyper(0.1, "eta: step size of the server and of local SGD", above=0)
     lr_decay: float = hyper(0.999, "factor of eta from round to round: eta_t = eta lr_decay^t", above=0, high=1)
@@ -109,7 +114,9 @@ class FedPG(Algorithm):
         high=90,
     )
     pers: Literal["project", "blend"] = hyper(
-        "project", "d_i(gamma): projection with bounds, or (1 - gamma) d_i(0) - gamma g_i"
+        "project",
+        "d_i(gamma): projection with bounds, or (1 - gamma) d_i(0) - gamma g_i",
+        when=unless(gamma=(0.0, 1.0)),
     )
     pm_base: Literal["global", "persistent"] = hyper(
         "global", "where d_i starts: omega_t, or the client's last P-model"

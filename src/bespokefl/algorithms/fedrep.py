@@ -15,6 +15,7 @@ A client's model is the newest body with its own head, the initial one if it nev
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from bespokefl.algorithms.acting import never
 from bespokefl.algorithms.fedper import PartialSharing
 from bespokefl.algorithms.hyper import hyper
 from bespokefl.cohort import Cohort
@@ -26,6 +27,8 @@ from bespokefl.trees import Tree
 class FedRep(PartialSharing):
     name: ClassVar[str] = "fedrep"
     paper: ClassVar[str] = "Collins et al., Exploiting Shared Representations for Personalized FL, ICML 2021"
+
+    acts: ClassVar = {"local_epochs": never("head_epochs and body_epochs say how long a client trains")}
 
     head_epochs: int = hyper(10, "tau: epochs of the head in a round", low=1)
     body_epochs: int = hyper(1, "epochs of the body in a round, after the head's", low=1)

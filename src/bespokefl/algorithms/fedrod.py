@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 from torch.func import grad
 
+from bespokefl.algorithms.acting import when
 from bespokefl.algorithms.averaging import ModelAveraging
 from bespokefl.algorithms.base import Newcomer, OneModel, Setup
 from bespokefl.algorithms.hyper import hyper
@@ -60,7 +61,7 @@ class FedRoD(ModelAveraging, OneModel):
     averages: ClassVar = ("train",)
 
     head: Literal["linear", "hyper"] = hyper("linear", "h_i^P: a head of the client's own, or written from its labels")
-    width: int = hyper(16, 'width of the hypernetwork\'s layers (head="hyper")', low=1)
+    width: int = hyper(16, 'width of the hypernetwork\'s layers (head="hyper")', low=1, when=when(head="hyper"))
 
     def check(self, task: Task, setup: Setup) -> None:
         super().check(task, setup)

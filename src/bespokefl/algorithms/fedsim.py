@@ -18,6 +18,8 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from bespokefl.algorithms.acting import when
+from bespokefl.algorithms.averaging import ModelAveraging
 from bespokefl.algorithms.base import Setup
 from bespokefl.algorithms.fedper import PartialSharing, check_last_layers, last_layers
 from bespokefl.algorithms.hyper import hyper
@@ -47,7 +49,11 @@ class FedSim(PartialSharing):
     private_layers: int = hyper(1, "v_i: how many last layers are personal; 1: the head", low=1)
     mu: float = hyper(0.0, "mu: pull of v_i towards its initial value", low=0)
     eta_g: float = hyper(1.0, "eta_g: step size of the server", above=0)
-    count: Literal["samples", "batches"] = hyper("samples", 'p_i: what is counted with weights="sample"')
+    count: Literal["samples", "batches"] = hyper(
+        "samples",
+        'p_i: what is counted with weights="sample"',
+        when=when(weights="sample") & ModelAveraging.acts["weights"],
+    )
 
     def private(self, task: Task) -> list[str]:
         return last_layers(task, self.private_layers)

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from types import NoneType, UnionType
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
+from bespokefl.algorithms.acting import Condition
 from bespokefl.errors import InputError, unknown_name
 
 
@@ -24,10 +25,11 @@ def hyper(
     high: float | None = None,
     above: float | None = None,
     below: float | None = None,
+    when: Condition | None = None,
 ) -> Any:
-    """A field with its meaning (the paper's symbol first) and its range (low and high belong to it)."""
+    """A field with its meaning (the paper's symbol first), its range (low and high belong to it), and when it acts."""
     bounds = {"low": low, "high": high, "above": above, "below": below}
-    return dataclasses.field(default=default, metadata={"meaning": meaning, **bounds})
+    return dataclasses.field(default=default, metadata={"meaning": meaning, "when": when, **bounds})
 
 
 def hyperparameters(cls: type) -> tuple[HyperParameter, ...]:

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import ClassVar, Literal, NamedTuple
 
+from bespokefl.algorithms.acting import when
 from bespokefl.algorithms.averaging import ModelAveraging
 from bespokefl.algorithms.base import Setup, Training
 from bespokefl.algorithms.hyper import hyper
@@ -47,11 +48,14 @@ class L2SGD(ModelAveraging):
     paper: ClassVar[str] = "Hanzely and Richtarik, Federated Learning of a Mixture of Global and Local Models, 2020"
     sends: ClassVar = {"x": "x_bar"}
     averages: ClassVar = ("train",)
+    acts: ClassVar = {"local_epochs": when(form="round")}
 
     kappa: float = hyper(0.5, "kappa = a lambda / (N p): the part of the way to the mean that is taken", low=0, high=1)
     form: Literal["round", "coin"] = hyper("round", "local epochs and one step to the mean, or steps by coins")
-    p: float = hyper(0.1, 'p: probability of a step to the mean (form="coin"), Algorithm 1', low=0, below=1)
-    flips: int = hyper(20, 'coins of a round (form="coin")', low=1)
+    p: float = hyper(
+        0.1, 'p: probability of a step to the mean (form="coin"), Algorithm 1', low=0, below=1, when=when(form="coin")
+    )
+    flips: int = hyper(20, 'coins of a round (form="coin")', low=1, when=when(form="coin"))
     weights: Literal["sample", "uniform"] = hyper("uniform", "p_i: aggregation by samples (n_i) or all clients alike")
 
     def init(self, task: Task, x0: Model, setup: Setup) -> Tree:

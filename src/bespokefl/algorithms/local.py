@@ -7,6 +7,7 @@ A client trains E epochs in the rounds in which it is sampled, so that every met
 from dataclasses import dataclass
 from typing import ClassVar
 
+from bespokefl.algorithms.acting import never
 from bespokefl.algorithms.base import Algorithm, Newcomer, Training
 from bespokefl.algorithms.hyper import hyper
 from bespokefl.cohort import Cohort
@@ -19,6 +20,8 @@ from bespokefl.trees import Model, Tree
 class Local(Algorithm):
     name: ClassVar[str] = "local"
     paper: ClassVar[str] = "no federation: each client on its own data"
+
+    acts: ClassVar = {"weights": never("nothing is averaged")}
 
     local_every_round: bool = hyper(False, "train all clients in every round, not only those sampled")
 

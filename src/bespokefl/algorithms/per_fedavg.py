@@ -23,6 +23,7 @@ from typing import ClassVar, Literal
 
 import torch
 
+from bespokefl.algorithms.acting import never, when
 from bespokefl.algorithms.averaging import ModelAveraging
 from bespokefl.algorithms.base import Newcomer, OneModel, Training
 from bespokefl.algorithms.hyper import hyper
@@ -40,10 +41,19 @@ class PerFedAvg(ModelAveraging, OneModel):
     paper: ClassVar[str] = "Fallah et al., Personalized Federated Learning with Theoretical Guarantees, NeurIPS 2020"
     sends: ClassVar = {"w": "w"}
     averages: ClassVar = ("train",)
+    acts: ClassVar = {
+        "momentum": never("its meta steps are plain ones"),
+        "opt_state": never("its plain steps have no state"),
+    }
 
     alpha: float = hyper(0.01, "alpha: size of the step that adapts w to a client, eq. (3)", low=0)
     variant: Literal["hf", "fo"] = hyper("hf", "the meta gradient: Hessian-free, or of first order")
-    delta: float = hyper(1e-3, 'delta: width of the difference that stands for the Hessian, eq. (10) ("hf")', above=0)
+    delta: float = hyper(
+        1e-3,
+        'delta: width of the difference that stands for the Hessian, eq. (10) ("hf")',
+        above=0,
+        when=when(variant="hf"),
+    )
     adapt_by: Literal["alpha", "beta"] = hyper("alpha", "size of the step at evaluation: alpha, or lr (PGFed's code)")
     weights: Literal["sample", "uniform"] = hyper("uniform", "p_i: aggregation by samples (n_i) or all clients alike")
 

@@ -26,6 +26,7 @@ from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 
+from bespokefl.algorithms.acting import never, when
 from bespokefl.algorithms.averaging import ModelAveraging
 from bespokefl.algorithms.base import Newcomer, OneModel, Training
 from bespokefl.algorithms.hyper import hyper
@@ -49,13 +50,18 @@ class PFedMe(ModelAveraging, OneModel):
     paper: ClassVar[str] = "Dinh et al., Personalized Federated Learning with Moreau Envelopes, NeurIPS 2020"
     sends: ClassVar = {"w": "w"}
     averages: ClassVar = ("train",)
+    acts: ClassVar = {
+        "momentum": never("both of its updates are plain steps"),
+        "opt_state": never("its plain steps have no state"),
+        "local_epochs": when(local_unit="epochs"),
+    }
 
     lam: float = hyper(15.0, "lambda: pull of theta towards w_i, eq. (3)", low=0)
     K: int = hyper(5, "K: inner steps on one batch", low=1)
     eta_p: float = hyper(0.09, "eta_p: step size of theta", low=0)
     beta: float = hyper(1.0, "beta: step size of the server, Algorithm 1", above=0)
     local_unit: Literal["epochs", "steps"] = hyper("epochs", "local rounds: the batches of local_epochs, or R of them")
-    R: int = hyper(20, 'R: local rounds, one batch each (local_unit="steps")', low=1)
+    R: int = hyper(20, 'R: local rounds, one batch each (local_unit="steps")', low=1, when=when(local_unit="steps"))
     train_all: bool = hyper(False, "train all clients in every round, average only those sampled")
     personal: Literal["theta", "w_i"] = hyper("theta", "which model a client is scored with (w_i: PGFed's code)")
     weights: Literal["sample", "uniform"] = hyper("uniform", "p_i: aggregation by samples (n_i) or all clients alike")

@@ -19,6 +19,7 @@ clipping, and the architecture but for its 3 layers instead of 4; v takes plain 
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from bespokefl.algorithms.acting import when
 from bespokefl.algorithms.hyper import hyper
 from bespokefl.algorithms.pfedhn import HyperNetworked, Server
 from bespokefl.cohort import Cohort
@@ -36,7 +37,9 @@ class PLGUGHN(HyperNetworked):
     ghn_delta: Literal["reuse", "recompute"] = hyper("reuse", "Delta_i of (25): that of (24), or of H(v; phi + eps)")
     embed_at: Literal["perturbed", "clean"] = hyper("perturbed", "where v's gradient is taken: phi + epsilon, or phi")
     ghn_layerwise: bool = hyper(False, "whether epsilon is scaled by scores of H's layers, ||g_l|| / dim(l)")
-    score_scale: Literal["sum1", "mean1"] = hyper("sum1", "xi: scores sum to 1, or have the mean 1 (ghn_layerwise)")
+    score_scale: Literal["sum1", "mean1"] = hyper(
+        "sum1", "xi: scores sum to 1, or have the mean 1 (ghn_layerwise)", when=when(ghn_layerwise=True)
+    )
     embed_opt: Literal["sgd", "plain"] = hyper(
         "plain", "v: phi's SGD on the v of all clients, or plain steps of those who answered"
     )

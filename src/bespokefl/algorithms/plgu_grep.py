@@ -27,6 +27,7 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from bespokefl.algorithms.acting import when
 from bespokefl.algorithms.fedper import PartialSharing
 from bespokefl.algorithms.hyper import hyper
 from bespokefl.program import Down, Phase, shuffled
@@ -52,6 +53,8 @@ class Training(NamedTuple):
 class PLGUGRep(PartialSharing):
     name: ClassVar[str] = "plgu-grep"
     paper: ClassVar[str] = "Qu et al., How to Prevent the Poor Performance Clients for Personalized FL?, CVPR 2023"
+
+    acts: ClassVar = {"local_epochs": when(head_epochs=None)}
 
     rho: float = hyper(0.05, "rho: radius of the perturbation, eq. (12)", low=0)
     p: float = hyper(2.0, "p: norm of the perturbation, eq. (12)", above=1)

@@ -31,6 +31,7 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from bespokefl.algorithms.acting import unless
 from bespokefl.algorithms.averaging import ModelAveraging
 from bespokefl.algorithms.base import OneModel, Setup
 from bespokefl.algorithms.hyper import hyper
@@ -70,13 +71,15 @@ class PLGULF(ModelAveraging, OneModel):
     rho: float = hyper(0.05, "rho: radius of the perturbation, eq. (5)", low=0)
     p: float = hyper(2.0, "p: norm of the perturbation, eq. (5)", above=1)
     perturb_at: Literal["theta", "w"] = hyper("w", "where the perturbed gradient is taken, Algorithm 1")
-    perturb_layers: Literal["all", "universal"] = hyper("all", "Lambda: which layers are perturbed, eq. (5) or eq. (7)")
+    perturb_layers: Literal["all", "universal"] = hyper(
+        "all", "Lambda: which layers are perturbed, eq. (5) or eq. (7)", when=unless(D=0)
+    )
     score_scale: Literal["sum1", "mean1"] = hyper("sum1", "xi: scores sum to 1, or have the mean 1")
     norm_scope: Literal["global", "layer"] = hyper("global", "||g||: of the whole gradient, eq. (5), or of each layer")
     grouping: Literal["module", "conv_norm"] = hyper(
         "conv_norm", "a layer: a convolution or a linear layer with its norm, or any module"
     )
-    freeze_train: bool = hyper(True, "whether personal layers are trained locally")
+    freeze_train: bool = hyper(True, "whether personal layers are trained locally", when=unless(D=0))
     local_unit: Literal["epochs", "steps"] = hyper("epochs", "K: whether local_epochs counts epochs or batches")
     weights: Literal["sample", "uniform"] = hyper("uniform", "p_i: aggregation by samples (n_i) or all clients alike")
 

@@ -11,7 +11,7 @@ from bespokefl.algorithms import ALGORITHMS, Algorithm
 from bespokefl.attacks import Attack
 from bespokefl.config import AlgorithmChoice, CheckpointSection, Document, Experiment
 from bespokefl.errors import InputError
-from bespokefl.experiment import Outcome, make_folder, make_plan, run_planned, tracked
+from bespokefl.experiment import Outcome, make_folder, make_plan, run_planned, tracked, unused_settings
 from bespokefl.flower.envelope import Transport
 from bespokefl.flower.remote import RemoteFederation
 from bespokefl.flower.roster import RemoteCensus, Roster
@@ -37,7 +37,7 @@ def serve(
         tracking = make_tracking(experiment.track, out, reporter.note)
         _check(experiment)
     make_folder(out)
-    for text in _left_out(experiment):
+    for text in (*unused_settings(experiment), *_left_out(experiment)):
         reporter.note(text)
     roster = Roster(transport, experiment, out, reporter.note)
     outcome = Outcome(tracking=tracking)
@@ -129,6 +129,7 @@ def _check(experiment: Experiment) -> None:
     for choice in experiment.algorithms:
         with experiment.origin.located(choice.key):
             algorithm = assembly.make_algorithm(experiment, choice)
+            assembly.refuse_unused(experiment, choice)
             if choice.name not in ALGORITHMS:
                 raise InputError(
                     f"algorithm.name = {choice.name!r}: silos run registered methods only, never code from a server."

@@ -2,12 +2,14 @@
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
+from bespokefl.algorithms.acting import conditions
+from bespokefl.algorithms.hyper import checked
 from bespokefl.assembly import OF_THE_RUN, make_algorithm
 from bespokefl.config import AlgorithmChoice, Document, Experiment, Section, TrainSection
 from bespokefl.errors import InputError, unknown_name
@@ -119,9 +121,9 @@ class Space:
 
 
 def chosen(choice: AlgorithmChoice, parameters: Parameters) -> AlgorithmChoice:
-    """The method with these values; its own win over [train]'s."""
+    """The method with these values, which win over [train]'s; one that changes nothing beside the others is let be."""
     hyper = {_hyper_name(key): value for key, value in parameters.items()}
-    return choice.model_copy(update={"hyper": choice.hyper | hyper})
+    return choice.model_copy(update={"hyper": choice.hyper | hyper, "shared": choice.shared | hyper.keys()})
 
 
 def _hyper_name(key: str) -> str:
@@ -169,12 +171,25 @@ def read_spaces(experiment: Experiment) -> dict[str, Space]:
             if hyper not in names:
                 what = f"a hyper-parameter of {choice.name}"
                 raise unknown_name(entry.where, entry.given, names, what=what, seen=hyper)
-        wanted = {hyper: entry for hyper, entry in shared.items() if hyper in names} | own
+            if why := _why_unused(experiment, choice, hyper, shared.keys() | own.keys()):
+                raise InputError(f"{entry.where} = {entry.given!r} changes nothing in {choice.label}: {why}.")
+        wanted = {
+            hyper: entry
+            for hyper, entry in shared.items()
+            if hyper in names and not _why_unused(experiment, choice, hyper, shared.keys() | own.keys())
+        } | own
         domains = {e.key: _domain(experiment, choice, e) for e in wanted.values() if e.given != []}
         spaces[choice.label] = Space(domains)
     if not any(space.domains for space in spaces.values()):
         raise InputError(f"tune.grid = {section.grid!r}: nothing to tune; name a key, such as train.lr = [0.01, 0.1].")
     return spaces
+
+
+def _why_unused(experiment: Experiment, choice: AlgorithmChoice, hyper: str, tuned: Set[str]) -> str:
+    """Why it changes nothing to tune a hyper-parameter; empty if it acts, or may beside another that is tuned."""
+    algorithm = make_algorithm(experiment, choice)
+    why = algorithm.unused().get(hyper, "")
+    return "" if why and conditions(type(algorithm))[hyper].names & tuned else why
 
 
 def _hyper_names(experiment: Experiment, choice: AlgorithmChoice) -> list[str]:
@@ -238,7 +253,8 @@ def _typed(experiment: Experiment, choice: AlgorithmChoice, entry: _Entry, value
         algorithm = make_algorithm(experiment, chosen(choice, {entry.key: value}))
     except InputError as error:
         raise InputError(f"{entry.where} = {entry.given!r}: {error}") from None
-    typed: Value = getattr(algorithm, _hyper_name(entry.key))
+    name = _hyper_name(entry.key)
+    typed: Value = checked(type(algorithm), {name: value}, choice.name)[name]
     return typed
 
 

@@ -87,9 +87,8 @@ def tune(experiment: Experiment, out: Path, *, resume: bool = False, reporter: R
     methods = tuner.run()
     best = {method.label: method.best for method in methods}
     choices = [(choice, best[choice.label]) for choice in experiment.algorithms]
-    tuned = replace(
-        experiment, algorithms=tuple(chosen(choice, trial.parameters) if trial else choice for choice, trial in choices)
-    )
+    picked = (chosen(choice, trial.parameters) if trial else choice for choice, trial in choices)
+    tuned = replace(experiment, algorithms=tuple(assembly.without_unused(experiment, choice) for choice in picked))
     tuning = Tuning(methods, tuner.criterion, tuned, out / TUNED)
     files.write_atomically(tuning.file, "".join(_tuned_lines(tuning)))
     return tuning
@@ -125,6 +124,7 @@ class _Tuner:
         self.criterion = Criterion(self.section.metric, held_out, self.experiment.train.rounds, rule, seeds)
         for choice in experiment.algorithms:
             with experiment.origin.located(choice.key):
+                assembly.refuse_unused(self.experiment, choice)
                 self._check_values(choice)
         self.stored = {choice.label: self._trial_file(choice, resume) for choice in experiment.algorithms}
         make_folder(out)
