@@ -105,9 +105,10 @@ def refuse_unused(experiment: Experiment, choice: AlgorithmChoice) -> None:
 
 def unused(experiment: Experiment, choice: AlgorithmChoice) -> dict[str, str]:
     """What the method is told with others and does not use, each with the reason."""
-    shared, own = _told(experiment, choice)
-    algorithm = make_algorithm(experiment, choice)
-    return {name: why for name, why in algorithm.unused().items() if name in shared and name not in own}
+    told = _settings(experiment).keys() | choice.shared
+    own = _told(experiment, choice)[1]
+    idle = make_algorithm(experiment, choice).unused()
+    return {name: why for name, why in idle.items() if name in told and name not in own}
 
 
 def without_unused(experiment: Experiment, choice: AlgorithmChoice) -> AlgorithmChoice:
@@ -117,9 +118,9 @@ def without_unused(experiment: Experiment, choice: AlgorithmChoice) -> Algorithm
 
 
 def _settings(experiment: Experiment) -> Document:
-    """What [train] says about local training, in the algorithms' terms."""
+    """What [train] says about local training, in the algorithms' terms; the rest is each method's own."""
     settings = experiment.train.model_dump(exclude=set(OF_THE_RUN), exclude_none=True)
-    return settings | {"batch_size": None if settings["batch_size"] == "full" else settings["batch_size"]}
+    return {key: None if value == "full" else value for key, value in settings.items()}
 
 
 class Kit(NamedTuple):
@@ -181,7 +182,7 @@ def resolved_with(
         "algorithm": {"name": choice.name, "label": choice.label} | _hyper(experiment, choice),
         "data": about_data,
         "model": _resolved_model(experiment, task),
-        "train": experiment.train.model_dump() | {"loss": chosen_loss(experiment, data)},
+        "train": experiment.train.model_dump(exclude_none=True) | {"loss": chosen_loss(experiment, data)},
         "eval": experiment.eval.model_dump(),
         "engine": experiment.engine.model_dump(),
         "checkpoint": experiment.checkpoint.model_dump(),

@@ -42,18 +42,20 @@ class ModelSection(Section):
 
 
 class TrainSection(Section):
+    """How clients train. What is None is the method's own (docs/methods.md has them all)."""
+
     rounds: Positive = 100
-    local_epochs: Positive = 5
-    batch_size: Positive | Literal["full"] = 50
-    lr: Annotated[float, Field(gt=0)] = 0.05
-    lr_decay: Annotated[float, Field(gt=0, le=1)] | None = None  # factor from round to round; None: the method's own
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    optimizer: Literal["sgd", "adam"] = "sgd"
-    betas: Annotated[list[Annotated[float, Field(ge=0, lt=1)]], Field(min_length=2, max_length=2)] = [0.9, 0.999]
-    amsgrad: bool = False
+    local_epochs: Positive | None = None
+    batch_size: Positive | Literal["full"] | None = None
+    lr: Annotated[float, Field(gt=0)] | None = None
+    lr_decay: Annotated[float, Field(gt=0, le=1)] | None = None  # factor from round to round
+    momentum: Annotated[float, Field(ge=0, lt=1)] | None = None
+    weight_decay: Annotated[float, Field(ge=0)] | None = None
+    optimizer: Literal["sgd", "adam"] | None = None
+    betas: Annotated[list[Annotated[float, Field(ge=0, lt=1)]], Field(min_length=2, max_length=2)] | None = None
+    amsgrad: bool | None = None
     participation: Annotated[float, Field(gt=0, le=1)] = 1.0
-    drop_last: bool = False  # leave an incomplete last batch of an epoch out
+    drop_last: bool | None = None  # leave an incomplete last batch of an epoch out
     loss: Literal["auto", "cross_entropy", "dice"] = "auto"  # auto: dice where labels are masks, else cross_entropy
 
 

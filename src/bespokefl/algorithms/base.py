@@ -91,7 +91,7 @@ class Algorithm:
     # When inherited hyper-parameters act, by name, where that is not always; what the bases say holds besides.
     acts: ClassVar[Mapping[str, Condition]] = {}
 
-    lr: float = hyper(0.1, "eta: step size of local SGD", low=0)
+    lr: float = hyper(0.05, "eta: step size of local SGD", low=0)
     lr_decay: float = hyper(1.0, "factor of lr from round to round: eta_t = eta lr_decay^t", above=0, high=1)
     momentum: float = hyper(0.0, "momentum of local SGD", low=0, below=1, when=when(optimizer="sgd"))
     weight_decay: float = hyper(0.0, "weight decay of local SGD", low=0)
