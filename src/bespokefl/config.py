@@ -65,7 +65,8 @@ class EvalSection(Section):
     s_fraction: Annotated[float, Field(ge=0, le=1)] = 0.1  # c of the S-accuracy
     cross: bool | Literal["auto"] = "auto"  # S- and G-accuracy; auto: where they cost seconds
     target: Annotated[float, Field(gt=0, le=1)] | None = None  # rounds are counted until the mean reaches it
-    also: list[Literal["global", "before_agg"]] = []  # models that are scored beside the personal ones, in every round
+    also: list[Literal["global", "before_agg", "train", "s_acc", "g_acc"]] = []  # scored, too, in every evaluated round
+    features: bool = False  # keep figures of the personal models' features, the head's inputs, of every evaluated round
 
 
 class EngineSection(Section):

@@ -18,11 +18,12 @@ from bespokefl.config import CheckpointSection, Document, EvalSection, NewClient
 from bespokefl.divergence import REMEDY, what_diverged
 from bespokefl.engines.peak import PeakMemory
 from bespokefl.errors import Diverged, EndedEarly
+from bespokefl.features import feature_figures
 from bespokefl.federation import Federation
 from bespokefl.interrupts import StopRequest
 from bespokefl.progress import Reporter
 from bespokefl.results import files, store
-from bespokefl.results.evaluations import EVALUATIONS, EvaluationLog, what_is_lost
+from bespokefl.results.evaluations import CROSSED, EVALUATIONS, EvaluationLog, what_is_lost
 from bespokefl.results.facts import is_kept, write_facts
 from bespokefl.results.model_file import write_model
 from bespokefl.results.new_clients import let_new_clients_join
@@ -30,7 +31,7 @@ from bespokefl.results.summary import client_columns, further_figures, main_figu
 from bespokefl.results.surfaces import write_surfaces
 from bespokefl.rounds import RoundLoop, RoundRecord
 from bespokefl.scoring import Evaluation
-from bespokefl.selection import Score, Selection, affordable, choose_rule
+from bespokefl.selection import Score, Selection, affordable, choose_rule, crossed_rows
 from bespokefl.surface import surfaces
 from bespokefl.tomlfile import dumps
 from bespokefl.watch import Watch
@@ -159,12 +160,20 @@ class Run:
             raise Diverged(f"the models diverged by round {round_}: {why}; {REMEDY}")
 
     def _others(self) -> dict[str, Evaluation]:
-        """Scores of the models that are asked for beside the personal ones, where there are such."""
-        wanted = [name for name in self.plan.eval.also if name in self.federation.scorable]
-        return {name: self.federation.evaluate(model=name) for name in wanted}
+        """What is asked for beside the personal models' scores on their own test data, where there is such."""
+        fed, wanted = self.federation, self.plan.eval.also
+        found: dict[str, Evaluation] = {name: fed.evaluate(model=name) for name in wanted if name in fed.scorable}
+        if "train" in wanted:
+            found["train"] = fed.evaluate(split="train")
+        if isinstance(fed, Federation):
+            crossed = crossed_rows(fed, self.plan.eval.s_fraction, [name for name in CROSSED if name in wanted])
+            found |= {name: fed.evaluate(rows=rows) for name, rows in crossed.items()}
+        return found
 
     def _write_facts(self, round_: int, nth: int, of: int) -> None:
         facts = self.federation.facts()
+        if self.plan.eval.features and isinstance(self.federation, Federation):
+            facts |= feature_figures(self.federation)
         if facts and is_kept(nth, of, sum(value.nbytes for value in facts.values())):
             layers = self.federation.algorithm.layer_names(self.federation.task)
             write_facts(self.plan.folder, round_, facts, layers)

@@ -14,6 +14,7 @@ import torch
 from bespokefl.errors import InputError
 from bespokefl.federation import Federation
 from bespokefl.program import Rows
+from bespokefl.results.evaluations import CROSSED
 from bespokefl.rng import stream
 from bespokefl.rounds import RoundLoop
 from bespokefl.scoring import Evaluation
@@ -107,10 +108,18 @@ class Selection:
 
 def _crossed(fed: Federation, s_fraction: float) -> dict[str, Floats]:
     """Personal models on the test data of others."""
+    on = crossed_rows(fed, s_fraction, list(CROSSED))
+    return {f"{CROSSED[name]}accuracy": _floats(fed.evaluate(rows=rows).accuracy) for name, rows in on.items()}
+
+
+def crossed_rows(fed: Federation, s_fraction: float, names: Sequence[str]) -> dict[str, Sequence[Rows] | Rows]:
+    """By name, ``s_acc`` or ``g_acc``, the honest clients' test rows that a personal model is scored on."""
     none = np.empty(0, dtype=np.int64)
     own = [rows if client in fed.honest else none for client, rows in enumerate(fed.data.splits["test"])]
-    on: dict[str, Sequence[Rows] | Rows] = {"s_accuracy": s_rows(own, s_fraction, fed.seed), "g_accuracy": g_rows(own)}
-    return {name: _floats(fed.evaluate(rows=rows).accuracy) for name, rows in on.items()}
+    rows: dict[str, Sequence[Rows] | Rows] = {}
+    for name in names:
+        rows[name] = s_rows(own, s_fraction, fed.seed) if name == "s_acc" else g_rows(own)
+    return rows
 
 
 def choose_rule(select: str, validated: bool) -> Rule:

@@ -14,7 +14,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 from bespokefl.cli import app
-from bespokefl.data import load, load_dataset, synth_digits
+from bespokefl.data import SOURCES, load, load_dataset, synth_digits
 from bespokefl.data.synthdigits import backgrounds, colours, skeletons, typefaces
 from bespokefl.errors import InputError
 
@@ -223,3 +223,15 @@ def test_a_run_says_that_a_domain_is_drawn(tmp_path: Path) -> None:
     note = "SynthDigits is drawn (source synth-digits), not the published set"
     assert summary["data_note"] == f"{note}; domains not found and left out: SVHN, USPS, MNIST-M"
     assert f"data: {note}" in done.output + done.stderr
+
+
+def test_digits5_takes_the_first_domains_that_are_asked_for(tmp_path: Path) -> None:
+    x, y = synth_digits(30, seed=9, size=28)
+    for name in ("mnist", "usps"):
+        np.savez(tmp_path / f"{name}.npz", x_train=x[:20, 0], y_train=y[:20], x_test=x[20:, 0], y_test=y[20:])
+    source = SOURCES["digits5"]
+    options = source.options(per_domain=20, domains=4)
+    with pytest.raises(InputError, match=r"data\.domains = 4 asks for MNIST, SVHN, USPS, SynthDigits.*svhn"):
+        source.load(tmp_path, options)
+    every = source.load(tmp_path, source.options(per_domain=20))
+    assert every.domains == ("MNIST", "USPS", "SynthDigits")

@@ -25,7 +25,10 @@ PAPERS = {  # an item for each table and figure that shows results
     "plgu": [*(f"table{n}" for n in (1, 2, 3, 4)), *(f"figure{n}" for n in (1, 4, 5, 6, 7))],
     "pgfed": [*(f"table{n}" for n in (1, 2, 3, 4)), *(f"figure{n}" for n in (2, 3, 4))],
     "fedpg-supp": [*(f"table{n}" for n in (1, 2, 3)), *(f"figure{n}" for n in (1, 2))],
-    "lgmix": [*(f"table{n}" for n in (1, 2, 3, 4, 6, 7, 8, 9, 10)), *(f"figure{n}" for n in ("2a", "3"))],
+    "lgmix": [
+        *(f"table{n}" for n in (1, 2, 3, 4, 6, 7, 8, 9, 10)),
+        *(f"figure{n}" for n in ("2a", "2b", "2c", "3", "4")),
+    ],
 }
 ITEMS = [f"{paper}-{place}" for paper, places in PAPERS.items() for place in places]
 OTHERS = ["pgfed-supplement", "pgfed-choices", "pgfed-exact", "fedpg-choices", "fedpg-gamma", "plgu-rounds"]

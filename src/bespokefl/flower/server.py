@@ -153,6 +153,10 @@ def _left_out(experiment: Experiment) -> Iterator[str]:
         yield "output.surface: left out, as it needs clients' samples"
     if "before_agg" in experiment.eval.also:
         yield "eval.also: models before aggregation are not scored, as the server keeps nobody's upload"
+    if {"s_acc", "g_acc"} & set(experiment.eval.also):
+        yield "eval.also: S- and G-accuracy are not measured, as nobody has the test data of others"
+    if experiment.eval.features:
+        yield "eval.features: left out, as it needs clients' samples"
     if experiment.new_clients.wanted:
         yield "[new_clients]: nobody joins afterwards; a new silo may use `bespoke adapt` on a simulation"
 

@@ -34,6 +34,10 @@ SELECTED = {
 
 
 OTHER_MODELS = ("global", "before_agg")  # scored on the test split where that was asked for
+CROSSED = {
+    "s_acc": "s_",
+    "g_acc": "g_",
+}  # personal models on others' test data, likewise: what their metrics begin with
 
 
 class Series(NamedTuple):
@@ -92,11 +96,13 @@ def read_clients(path: Path) -> dict[str, list[Any]]:
 
 def read_series(path: Path) -> Iterator[Series]:
     """All scores; a last line that was cut off is left out."""
-    kinds = {"test": ("test", "personal"), "val": ("val", "personal")} | {name: ("test", name) for name in OTHER_MODELS}
+    kinds = {split: (split, "personal", "") for split in ("test", "val", "train")}
+    kinds |= {name: ("test", name, "") for name in OTHER_MODELS}
+    kinds |= {name: ("test", "personal", begin) for name, begin in CROSSED.items()}
     for line, _ in _lines(path):
-        for key, (split, model) in kinds.items():
+        for key, (split, model, begin) in kinds.items():
             for metric, values in line.get(key, {}).items():
-                yield Series(line["round"], metric, split, model, np.array(values, dtype=np.float64))
+                yield Series(line["round"], begin + metric, split, model, np.array(values, dtype=np.float64))
 
 
 def all_series(path: Path, clients: Columns | None, selected_round: int | None) -> list[Series]:

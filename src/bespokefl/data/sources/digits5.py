@@ -31,6 +31,7 @@ class Digits5Options:
     """Which domains, and how much of each."""
 
     per_domain: Annotated[int, Field(ge=1)] | None = None  # most samples of a domain, the same draw for every seed
+    domains: Annotated[int, Field(ge=2, le=5)] | None = None  # the first so many only, in the order of MNIST to MNIST-M
     drawn: bool = True  # draw SynthDigits where its file is absent
 
 
@@ -50,12 +51,16 @@ DOMAINS: dict[str, Callable[[Path | None, NoOptions], Dataset]] = {
 
 def _load(root: Path | None, options: Digits5Options) -> Dataset:
     found = {}
-    for domain, load in DOMAINS.items():
+    wanted = list(DOMAINS)[: options.domains]
+    for domain in wanted:
         try:
-            found[domain] = load(root, NoOptions())
-        except FilesMissing:
-            continue
-    draws = options.drawn and DRAWN not in found
+            found[domain] = DOMAINS[domain](root, NoOptions())
+        except FilesMissing as missing:
+            if options.domains is not None and not (options.drawn and domain == DRAWN):
+                raise FilesMissing(
+                    f"data.domains = {options.domains} asks for {', '.join(wanted)}. {missing}"
+                ) from None
+    draws = options.drawn and DRAWN in wanted and DRAWN not in found
     if len(found) + draws < 2:
         needed = f"one is needed besides {DRAWN}, which is drawn" if draws else "two are needed"
         raise FilesMissing(f"found files of {len(found)} of the domains {', '.join(DOMAINS)}; at least {needed}")
@@ -64,7 +69,7 @@ def _load(root: Path | None, options: Digits5Options) -> Dataset:
         count = min(options.per_domain or synth_digits.SAMPLES, synth_digits.SAMPLES)
         found[DRAWN] = synth_digits.load_drawn(None, synth_digits.SynthDigitsOptions(count))
         notes.append(f"{DRAWN} is drawn (source synth-digits), not the published set")
-    if absent := [domain for domain in DOMAINS if domain not in found]:
+    if absent := [domain for domain in wanted if domain not in found]:
         notes.append(f"domains not found and left out: {', '.join(absent)}")
     parts = {}
     for index, domain in enumerate(DOMAINS):
