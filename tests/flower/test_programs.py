@@ -52,7 +52,8 @@ def test_every_program_of_rounds_and_personal_models_has_a_name(name: str, hyper
     algorithm = build_algorithm(name, SETTINGS | {"local_epochs": 1}, hyper)
     engine = Recording()
     task = Task(MODELS["mlp"]())
-    federation = Federation(task, make_data(), algorithm, engine=engine, schedule=[[0, 3], [0, 1, 3]])
+    schedule = [[0, 3], [0, 1, 3]]
+    federation = Federation(task, make_data(), algorithm, engine=engine, schedule=schedule, clients_per_round=3)
     federation.round()
     federation.round()
     federation.personal_models([0])

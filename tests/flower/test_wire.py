@@ -9,6 +9,7 @@ from tests.flower.memory import from_bytes, to_bytes
 
 from bespokefl.flower.envelope import Envelope
 from bespokefl.flower.wire import Leaf, Refused, check_rows, digest, packed, unpacked
+from bespokefl.serial import full_name
 
 
 class Kept(NamedTuple):
@@ -35,7 +36,7 @@ def message(**trees: Any) -> Envelope:
 
 
 def read(envelope: Envelope, *names: str, most: int = 10**6, finite: bool = True) -> dict[str, Any]:
-    return unpacked(envelope, names or ("t",), {"Kept": Kept}, most_bytes=most, finite=finite)
+    return unpacked(envelope, names or ("t",), {full_name(Kept): Kept}, most_bytes=most, finite=finite)
 
 
 def test_trees_come_back_as_they_were() -> None:
@@ -72,7 +73,11 @@ WRONG: dict[str, tuple[Any, str]] = {
     "NaN": (lambda h, a: a.update({"t.w": np.array([np.nan])}), "not finite"),
     "infinity": (lambda h, a: a.update({"t.w": np.array([np.inf], dtype=np.float32)}), "not finite"),
     "a class": (lambda h, a: h.update(trees={"t": {"named": "Stranger", "items": []}}), "unknown kind"),
-    "a class with too few fields": (lambda h, a: h.update(trees={"t": {"named": "Kept", "items": []}}), "unknown kind"),
+    "a class with too few fields": (
+        lambda h, a: h.update(trees={"t": {"named": full_name(Kept), "items": []}}),
+        "unknown kind",
+    ),
+    "a class by its bare name": (lambda h, a: h.update(trees={"t": {"named": "Kept", "items": []}}), "unknown kind"),
     "an unknown entry": (lambda h, a: h.update(trees={"t": {"import": "os"}}), "unknown kind"),
     "a name twice": (
         lambda h, a: h.update(trees={"t": {"list": [{"tensor": "t.w"}, {"tensor": "t.w"}, {"tensor": "t.n"}]}}),
