@@ -328,12 +328,12 @@ def test_a_row_that_others_use_keeps_its_label_for_them() -> None:
     shared = data.splits["train"][1][:3]
     splits = {k: list(v) for k, v in data.splits.items()}
     splits["train"][0] = np.concatenate([splits["train"][0], shared])
-    splits["test"][1] = np.concatenate([splits["test"][1], shared[:1]])
+    splits["test"][2] = np.concatenate([splits["test"][2], shared[:1]])
     mixed = FederatedData(
         data.x, data.y, {k: tuple(v) for k, v in splits.items()}, data.classes, data.client_names, data.record
     )
     flipped = flip_labels(mixed, np.array([1]))
-    for split, c, sign in (("train", 0, 1), ("test", 1, 1), ("train", 1, -1)):
+    for split, c, sign in (("train", 0, 1), ("test", 2, 1), ("train", 1, -1)):
         old, new = mixed.splits[split][c], flipped.splits[split][c]
         assert torch.equal(flipped.x[new], mixed.x[old])
         wanted = mixed.y[old] if sign > 0 else CLASSES - 1 - mixed.y[old]

@@ -21,7 +21,7 @@ Draws are keyed by seed, round, client and exchange of the round, so engines, ch
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 import numpy as np
@@ -192,4 +192,4 @@ def flip_labels(data: FederatedData, clients: Rows) -> FederatedData:
     for c in clients:
         train[int(c)] = place[train[int(c)]]
     splits = {**data.splits, "train": tuple(train)}
-    return FederatedData(x, y, splits, data.classes, data.client_names, data.record)
+    return replace(data, x=x, y=y, splits=splits, held_out=None)

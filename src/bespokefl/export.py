@@ -71,7 +71,8 @@ class Answers:
         # In the layout of a file: a training's own would round a convolution's sums otherwise.
         on = {name: value.to(device).clone(memory_format=torch.contiguous_format) for name, value in model.items()}
         with torch.no_grad(), torch.device(device):
-            return self.outputs(self.task, on, as_batch(x.to(device, self.task.dtype))).cpu()
+            x = x.to(device, self.task.dtype) if x.is_floating_point() else x.to(device)
+            return self.outputs(self.task, on, as_batch(x)).cpu()
 
 
 def as_batch(x: Tensor) -> Batch:
@@ -95,7 +96,7 @@ def write_onnx(run: RestoredRun, model: Model, outputs: Outputs, x: Tensor, path
     task = Task(module, head=run.experiment.model.head)  # in float32, whatever the run's precision
     one_network = getattr(outputs, "__func__", outputs) in (Algorithm.outputs, network_outputs)
     module = _with_weights(module, model) if one_network else _Answering(task, outputs, model)
-    example = x.float()
+    example = x.float() if x.is_floating_point() else x
     example = example if len(example) > 1 else example.repeat(2, *(1,) * (x.ndim - 1))  # one row would fix that number
     unchecked = path.with_name(f".{path.name}.unchecked")
     try:

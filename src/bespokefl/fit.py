@@ -7,7 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bespokefl.data.checks import check_token_range
 from bespokefl.data.federated import FederatedData
+from bespokefl.data.inputs import HOW_TO_SAY
 from bespokefl.engines.base import Resident, numerics
 from bespokefl.errors import InputError
 from bespokefl.task import Batch, Task
@@ -18,6 +20,8 @@ Found = TypeVar("Found")
 def check_fit(task: Task, data: FederatedData, resident: Resident) -> tuple[int, ...]:
     """The shape of the model's answer to one sample; InputError where it is not one for these labels and this loss."""
     batch = _two_samples(task, data, resident)
+    if not data.x.is_floating_point():
+        _check_tokens(task, data, batch)
     out = _answer(task, batch)
     shape = tuple(out.shape[1:])
     if task.classifies and not batch.y.is_floating_point():
@@ -34,18 +38,38 @@ def _two_samples(task: Task, data: FederatedData, resident: Resident) -> Batch:
     return Batch(*resident.gather(index), None, torch.zeros((), dtype=torch.int64, device=device))
 
 
+def _check_tokens(task: Task, data: FederatedData, batch: Batch) -> None:
+    """Whole numbers are tokens if that was said, or if the model has an embedding for them."""
+    tables = task.embeddings(batch)
+    if not tables and data.inputs is None:
+        raise InputError(
+            f"x holds whole numbers, and the model (first layer {task.layers[0].name!r}) has no embedding that takes "
+            f"them: say what they are, {HOW_TO_SAY}"
+        )
+    for size in {size for size, as_they_are in tables if as_they_are}:
+        check_token_range(data.x, data.splits, data.client_names, size)
+
+
 def _answer(task: Task, batch: Batch) -> Tensor:
     try:
         out = _numerically(task, batch.x.device, lambda: task.apply(task.initial, batch)[0])
     except Exception as error:
         raise InputError(
             f"the model cannot be run on two samples of the shape {tuple(batch.x.shape[1:])} and dtype "
-            f"{batch.x.dtype}: {type(error).__name__}: {error}"
+            f"{batch.x.dtype}: {type(error).__name__}: {error}{_hint(task, batch)}"
         ) from error
     if not isinstance(out, Tensor) or not out.ndim or out.shape[0] != 2:
         seen = f"the shape {tuple(out.shape)}" if isinstance(out, Tensor) else f"a {type(out).__name__}"
         raise InputError(f"the model answers two samples with {seen}; it must be one tensor whose first axis is theirs")
     return out
+
+
+def _hint(task: Task, batch: Batch) -> str:
+    if not batch.x.is_floating_point():
+        return f". If x are no tokens, say so: {HOW_TO_SAY}"
+    if task.has_embeddings:
+        return f". The model has an embedding, which takes whole numbers: give x as such, and say {HOW_TO_SAY}"
+    return ""
 
 
 def _numerically(task: Task, device: torch.device, compute: Callable[[], Found]) -> Found:

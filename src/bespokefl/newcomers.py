@@ -22,6 +22,7 @@ from bespokefl.engines.base import Job, Resident
 from bespokefl.errors import InputError, RunError
 from bespokefl.evaluation import batch_size, evaluation
 from bespokefl.federation import Federation
+from bespokefl.fit import check_fit
 from bespokefl.program import Batches, Down, Phase, Program, Rows
 from bespokefl.scoring import Evaluation, Outputs, network_outputs, scored
 from bespokefl.task import Task
@@ -154,6 +155,9 @@ def _check(federation: Federation, data: FederatedData) -> None:
         raise InputError(
             f"the new client's samples have the shape {data.input_shape}; those of this run have {ours.input_shape}."
         )
+    if data.x.is_floating_point() != ours.x.is_floating_point():
+        kinds = ["numbers" if x.is_floating_point() else "tokens" for x in (data.x, ours.x)]
+        raise InputError(f"the new client's inputs are {kinds[0]}; those of this run are {kinds[1]}.")
     if data.y.is_floating_point() != ours.y.is_floating_point():
         kinds = ["numbers" if y.is_floating_point() else "class labels" for y in (data.y, ours.y)]
         raise InputError(f"the new client's targets are {kinds[0]}; those of this run are {kinds[1]}.")
@@ -177,6 +181,7 @@ class _Group:
         self._federation, self._ids, self._joiner, self._outputs = federation, ids, joiner, outputs
         self._y, self._batch = data.y, batch_size(data)
         self._data = Resident(data, federation.engine.device, federation.task.dtype)
+        check_fit(federation.task, data, self._data)
         self._splits: Any = {split: dict(zip(ids.tolist(), rows, strict=True)) for split, rows in data.splits.items()}
         self._own = _model_program(joiner.model)
         initial = federation.site.states.initial

@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 
 from bespokefl import assembly
 from bespokefl.config_file import read_experiment
+from bespokefl.data.inputs import InputKind, kind_of
 from bespokefl.data.normalisation import Moments, normalise_alike
 from bespokefl.data.sources.base import channels_first, read_image
 from bespokefl.data.sources.images import SUFFIXES
@@ -63,6 +64,7 @@ class PersonalModel:
     normalize: str
     moments: Moments
     size: int | None = None  # side of the square to which images were brought
+    inputs: InputKind | None = None  # what arrays hold
 
     def predict(self, inputs: Sequence[Path]) -> list[Prediction]:
         """One for each image, and for each row of each array."""
@@ -112,7 +114,12 @@ class PersonalModel:
             x = x[None]
         if x.shape[1:] in shapes:
             x = x.reshape(len(x), *self.input_shape)
-        return as_inputs(x, str(path)) if x.ndim > 1 else x
+        if x.ndim < 2:
+            return x
+        x = as_inputs(x, str(path), self.inputs)
+        if (x.dtype == np.int64) != (self.inputs == "tokens"):
+            raise InputError(f"{path} holds whole numbers; the model takes floating ones, or uint8 pixels.")
+        return x
 
 
 def load_personal_model(
@@ -146,6 +153,7 @@ def load_personal_model(
         reading["normalize"],
         reading["moments"],
         reading["image"].get("size"),
+        reading.get("inputs"),
     )
 
 
@@ -168,6 +176,7 @@ def _of_run(folder: Path, client: int | None, device: str) -> PersonalModel:
         data.record["normalize"],
         data.record["moments"],
         experiment.data.options.get("size"),
+        kind_of(data),
     )
 
 

@@ -114,6 +114,17 @@ class History:
         ]
 
 
+def _check_train(data: Census) -> None:
+    """Every client has something to train on."""
+    without = np.flatnonzero(data.sizes("train") == 0)
+    if len(without):
+        names = ", ".join(f"{data.client_names[c]} (number {c})" for c in without[:5])
+        raise InputError(
+            f"{len(without)} of {data.clients} clients have no samples to train on: {names}; give them some, or leave "
+            "them out"
+        )
+
+
 class RoundLoop(ABC):
     """An algorithm's server and its rounds. Where clients are, and how they are scored, is a subclass's matter.
 
@@ -149,6 +160,7 @@ class RoundLoop(ABC):
     ) -> None:
         self.task, self.data, self.algorithm, self.device = task, data, algorithm, device
         self.seed, self.attack = seed, attack
+        _check_train(data)
         self.malicious = attack.malicious(data.clients, seed)
         self.honest = np.setdiff1d(np.arange(data.clients), self.malicious)
         self.participation = Participation(data.clients, participation, clients_per_round, schedule, seed)

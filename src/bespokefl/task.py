@@ -128,6 +128,8 @@ class Task:
                 + ", ".join(layer.name for layer in self.layers)
             )
         self.size = sum(self.initial[k].numel() for k in self.names)
+        self.has_embeddings = any(_is_embedding(m) for m in net.modules())
+        self._embeddings: list[tuple[int, bool]] | None = None
         self.has_convolutions = any(isinstance(m, _ConvNd) for m in net.modules())
         self.body = [k for k in self.names if k not in set(self.head)]
         self.norm_names = [
@@ -186,6 +188,27 @@ class Task:
         at = self.head_name if at is None else at
         out, h, buffers = self._nets[train](x, batch, self.buffer_names, self.bf16, at)
         return (out.to(self.dtype), h.to(self.dtype), buffers) if self.bf16 else (out, h, buffers)
+
+    def embeddings(self, batch: Batch) -> list[tuple[int, bool]]:
+        """Of the embeddings that are given whole numbers: their rows, and whether these are all of the batch's inputs.
+
+        Looked at once: a task that several runs share is hooked by nobody but the first.
+        """
+        if self._embeddings is None:
+            found: list[tuple[int, bool]] = []
+
+            def met(module: Any, args: tuple[Any, ...]) -> None:
+                ids = args[0] if args else None
+                if isinstance(ids, Tensor) and not ids.is_floating_point():
+                    found.append((module.num_embeddings, torch.equal(ids.flatten(), batch.x.flatten())))
+
+            hooks = [m.register_forward_pre_hook(met) for m in self._nets[False].module.modules() if _is_embedding(m)]
+            with contextlib.suppress(Exception), torch.no_grad():  # ids that are out of range, perhaps
+                self.apply(self.initial, batch)
+            for hook in hooks:
+                hook.remove()
+            self._embeddings = found
+        return self._embeddings
 
     def head_outputs(self, x: Model, h: Tensor) -> Tensor:
         """What the head alone answers to given inputs, in evaluation mode."""
@@ -310,6 +333,10 @@ class _Net:
 
 def _autocast(like: Tensor, enabled: bool) -> torch.autocast:
     return torch.autocast(like.device.type, torch.bfloat16, enabled=enabled, cache_enabled=False)
+
+
+def _is_embedding(module: nn.Module) -> bool:
+    return isinstance(module, nn.Embedding | nn.EmbeddingBag)
 
 
 def _kind_and_widths(

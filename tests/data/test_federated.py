@@ -53,7 +53,7 @@ def test_counts_equal_a_plain_count():
 
 def test_dtypes():
     x, y = client(8)
-    for given, expected in ((np.float32, torch.float32), (np.float16, torch.float32), (np.int64, torch.float32)):
+    for given, expected in ((np.float32, torch.float32), (np.float16, torch.float32), (np.int64, torch.int64)):
         assert FederatedData.from_arrays([(x.astype(given), y)]).x.dtype == expected
     tensors = (torch.from_numpy(x).bfloat16(), torch.from_numpy(y).to(torch.int32))
     data = FederatedData.from_arrays([tensors])
@@ -99,7 +99,7 @@ X, Y = client(8)
         ([(X[:, 0], Y)], r"Client 0: x has shape \(8,\)"),
         ([(X, Y[:, None])], r"integer labels y have shape \(8, 1\)"),
         ([(X, Y - 5)], "y holds the label -"),
-        ([(X * np.nan, Y)], "Client 0: x holds NaN"),
+        ([(X * np.nan, Y)], "Client 0, sample 0: x holds NaN"),
         ([(X, Y * np.inf)], "y holds NaN or infinity"),
         ([([[1.0, 2.0], [3.0]], [0, 1])], "Client 0: x is ragged"),
         ([(X.astype(str), Y)], "Client 0: x has dtype <U"),
@@ -115,7 +115,7 @@ def test_wrong_arrays_are_explained(clients, message):
 
 
 def test_too_few_class_names():
-    with pytest.raises(InputError, match="classes has 2 names, but y holds the label 3"):
+    with pytest.raises(InputError, match="Client 0, sample 2: y holds the label 2, but classes has 2 names"):
         FederatedData.from_arrays([(X, np.arange(8) % 4)], classes=["a", "b"])
 
 
@@ -124,7 +124,7 @@ def test_too_few_class_names():
     [
         ({"train": (np.array([0]),)}, "it needs exactly train, val, test"),
         ({"train": (np.array([0]),), "val": (), "test": (np.array([1]),)}, r"splits\['val'\] has 0 clients"),
-        ({split: (np.array([9]),) for split in ("train", "val", "test")}, "rows 9 to 9, but x has 4 rows"),
+        ({split: (np.array([9]),) for split in ("train", "val", "test")}, "rows 9 to 9, but x and y have 4 rows"),
     ],
 )
 def test_inconsistent_splits_are_refused(splits, message):

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from bespokefl.data.inputs import InputKind
 from bespokefl.errors import InputError
 from bespokefl.rng import stream
 
@@ -19,19 +20,19 @@ class Dataset:
     """One labelled dataset as a source delivers it; checked on construction."""
 
     name: str
-    x: npt.NDArray[np.uint8] | npt.NDArray[np.float32]  # images (n, C, H, W), tables (n, features)
+    x: npt.NDArray[np.uint8] | npt.NDArray[np.float32] | IntArray  # images (n, C, H, W), tables and tokens (n, ...)
     y: IntArray | Masks  # (n,) indices into classes; in segmentation (n, H, W) uint8, one for every pixel
     classes: tuple[str, ...]
     is_test: BoolArray | None = None  # rows of the official test split; None without one
     domain: IntArray | None = None  # (n,), indices into domains
     domains: tuple[str, ...] = ()
+    inputs: InputKind | None = None  # what x was said to be
     note: str = ""  # what a reader of the results should know, e.g. which domains were not found
 
     def __post_init__(self) -> None:
-        if self.x.dtype not in (np.uint8, np.float32):
-            raise self._wrong(
-                "x", f"has dtype {self.x.dtype}", "uint8 (pixels) or float32 (anything else)", "convert it"
-            )
+        if self.x.dtype not in (np.uint8, np.float32, np.int64):
+            allowed = "uint8 (pixels), int64 (tokens) or float32 (anything else)"
+            raise self._wrong("x", f"has dtype {self.x.dtype}", allowed, "convert it")
         if self.x.ndim < 2 or 0 in self.x.shape:
             raise self._wrong(
                 "x", f"has shape {self.x.shape}", "(n, C, H, W) or (n, features), none of them 0", "reshape it"

@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from bespokefl.data.arrays import ClientArrays, read_blocks, stack_inputs, stack_targets
+from bespokefl.data.arrays import ClientArrays, check_named, read_blocks, stack_inputs, stack_targets
+from bespokefl.data.checks import check_rows, check_values
 from bespokefl.data.dataset import IntArray
 from bespokefl.data.digest import data_digest
+from bespokefl.data.inputs import InputKind, check_kind
 from bespokefl.data.splits import SPLITS, Splits, check_fractions, split_client
 from bespokefl.errors import InputError, unknown_name
 
@@ -19,13 +21,14 @@ from bespokefl.errors import InputError, unknown_name
 class FederatedData:
     """Rows are stored once; a client is its row numbers per split. Rows may be shared and need no order."""
 
-    x: torch.Tensor  # (rows, ...), floating, normalised
+    x: torch.Tensor  # (rows, ...), floating, normalised; or int64 tokens
     y: torch.Tensor  # (rows,) int64 labels, (rows, H, W) uint8 masks of labels, or floating regression targets
     splits: Splits  # "train", "val", "test": the row numbers of each client; val may be empty for all
     classes: tuple[str, ...]  # empty for regression
     client_names: tuple[str, ...]
     record: dict[str, Any]  # how these clients came about, for the run's files (JSON)
     held_out: "FederatedData | None" = None  # clients apart, that training never sees
+    inputs: InputKind | None = None  # what x was said to be; unsaid whole numbers are a matter of the model
 
     def __post_init__(self) -> None:
         if set(self.splits) != set(SPLITS):
@@ -35,12 +38,21 @@ class FederatedData:
                 raise InputError(
                     f"splits[{split!r}] has {len(rows)} clients but client_names has {self.clients}; make them agree."
                 )
-        used = np.concatenate([rows for split in SPLITS for rows in self.splits[split]])
-        if len(self.x) != len(self.y) or (len(used) and not 0 <= used.min() <= used.max() < len(self.x)):
+        if len(self.x) != len(self.y):
+            raise InputError(f"x has {len(self.x)} rows and y {len(self.y)}; give one target per row.")
+        self._check_kind()
+        check_rows(self.splits, self.client_names, len(self.x))
+        check_values(self.x, self.y, self.splits, self.client_names, len(self.classes))
+
+    def _check_kind(self) -> None:
+        check_kind(self.inputs, "FederatedData")
+        floating = self.x.is_floating_point()
+        if not floating and self.x.dtype != torch.int64:
             raise InputError(
-                f"splits names rows {used.min()} to {used.max()}, but x has {len(self.x)} rows and y {len(self.y)}; "
-                "give x and y the same length and row numbers inside it."
+                f"x has dtype {self.x.dtype}; it is floating, or int64 for tokens (from_arrays brings arrays to that)."
             )
+        if self.inputs is not None and floating == (self.inputs == "tokens"):
+            raise InputError(f"x has dtype {self.x.dtype}, but inputs = {self.inputs!r}; tokens alone are int64.")
 
     @property
     def clients(self) -> int:
@@ -105,20 +117,26 @@ class FederatedData:
         val: float = 0.0,
         seed: int = 0,
         classes: Sequence[str] | None = None,
+        inputs: InputKind | None = None,
     ) -> "FederatedData":
         """Your own data: per client (x, y), or {"train": (x, y), "test": (x, y)} and optionally "val".
 
         Arrays or tensors; a mapping names the clients. A plain (x, y) is split at random by the fractions `test` and
-        `val`. float64 inputs stay float64, uint8 inputs are scaled to [0, 1], others become float32. Integer y are
-        labels 0, 1, ..., one per sample or (samples, H, W) one per pixel; floating y are regression targets.
+        `val`. Integer y are labels 0, 1, ..., one per sample or (samples, H, W) one per pixel; floating y are
+        regression targets. `inputs` says what x is: "image" (uint8 is scaled to [0, 1]), "numbers" (whole ones become
+        float32) or "tokens" (whole numbers stay such). Unsaid, floating x are numbers (float64 stays, others become
+        float32), uint8 x of the shape (samples, C, H, W) are images, and other whole numbers are tokens if the model
+        has an embedding for them, else refused.
         """
         names = tuple(clients) if isinstance(clients, Mapping) else tuple(str(i) for i in range(len(clients)))
         entries = list(clients.values()) if isinstance(clients, Mapping) else clients
         if not entries:
             raise InputError("clients is empty; give one entry (x, y) per client.")
-        blocks = read_blocks(entries, names)
+        blocks = read_blocks(entries, names, inputs)
         x = stack_inputs(blocks)
-        y = stack_targets(blocks, x.dtype)
+        if classes is not None and blocks[0].y.dtype.kind != "f":
+            check_named(blocks, names, classes)
+        y = stack_targets(blocks, x.dtype if x.is_floating_point() else torch.float32)
 
         check_fractions(test, val)
         none = np.empty(0, dtype=np.int64)
@@ -132,9 +150,9 @@ class FederatedData:
             drawn = split_client(rows, block.client, names[block.client], test, val, seed)
             for split, own in zip(SPLITS, drawn, strict=True):
                 parts[split][block.client] = own
-        record = {"source": {"name": "arrays"}, "split": {"test": test, "val": val, "seed": seed}}
+        record = {"source": {"name": "arrays", "inputs": inputs}, "split": {"test": test, "val": val, "seed": seed}}
         splits = {split: tuple(per_client) for split, per_client in parts.items()}
-        return cls(x, y, splits, _class_names(y, classes), names, record)
+        return cls(x, y, splits, _class_names(y, classes), names, record, inputs=inputs)
 
 
 def _class_names(y: torch.Tensor, given: Sequence[str] | None) -> tuple[str, ...]:
@@ -143,7 +161,4 @@ def _class_names(y: torch.Tensor, given: Sequence[str] | None) -> tuple[str, ...
         if given is not None:
             raise InputError("classes is given, but y is floating (regression); give integer labels or leave it out.")
         return ()
-    highest = int(y.max())
-    if given is not None and highest >= len(given):
-        raise InputError(f"classes has {len(given)} names, but y holds the label {highest}; name every class.")
-    return tuple(given) if given is not None else tuple(str(label) for label in range(highest + 1))
+    return tuple(given) if given is not None else tuple(str(label) for label in range(int(y.max()) + 1))

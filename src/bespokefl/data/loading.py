@@ -96,7 +96,8 @@ def federate(
     train = np.delete(np.arange(count), new)
     x, moments = normalise_and_tell(dataset.x, normalize, np.concatenate([splits["train"][i] for i in train]))
     record |= {"moments": moments, "training": train.tolist(), "held_out": new.tolist()}
-    whole = FederatedData(x, torch.from_numpy(dataset.y), splits, dataset.classes, names, record)
+    y = torch.from_numpy(dataset.y)
+    whole = FederatedData(x, y, splits, dataset.classes, names, record, inputs=dataset.inputs)
     return whole if held_out is None else replace(whole.only(train), held_out=whole.only(new))
 
 

@@ -8,6 +8,7 @@ import torch
 
 from bespokefl.data.dataset import Dataset, IntArray
 from bespokefl.data.federated import FederatedData
+from bespokefl.data.inputs import kind_of
 from bespokefl.data.normalisation import normalise_alike
 from bespokefl.data.sources import load_dataset
 from bespokefl.data.sources.npz import read_npz
@@ -32,11 +33,13 @@ def load_new_client(path: Path, like: FederatedData, test: float | None = None, 
     x = normalise_alike(dataset.x, like.record.get("normalize", "unit"), like.record.get("moments", {}))
     train, held = _split(dataset, labels, test, seed, path)
     splits: Splits = {"train": (train,), "val": (held[:0],), "test": (held,)}
-    return FederatedData(x, torch.from_numpy(labels), splits, like.classes, (path.stem,), {})
+    return FederatedData(x, torch.from_numpy(labels), splits, like.classes, (path.stem,), {}, inputs=like.inputs)
 
 
 def out_of_range(new: FederatedData, like: FederatedData) -> str | None:
-    """What to tell people about values that are nothing like the run's; None if they are."""
+    """What to tell people about values that are nothing like the run's; None if they are, as tokens always are."""
+    if not like.x.is_floating_point():
+        return None
     low, high = float(like.x.min()), float(like.x.max())
     seen = float(new.x.min()), float(new.x.max())
     room = high - low
@@ -56,7 +59,7 @@ def _read(path: Path, like: FederatedData) -> tuple[Dataset, bool]:
         raise InputError(
             f"--data {path}: should be a .npz file with x and y, or a folder of images, a folder per class."
         )
-    return load_dataset("npz", str(path)), "classes" in read_npz(path)
+    return load_dataset("npz", str(path), inputs=kind_of(like)), "classes" in read_npz(path)
 
 
 def _image_options(like: FederatedData) -> dict[str, Any]:

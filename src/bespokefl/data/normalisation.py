@@ -7,7 +7,7 @@ import numpy.typing as npt
 import torch
 
 from bespokefl.data.dataset import IntArray
-from bespokefl.errors import unknown_name
+from bespokefl.errors import InputError, unknown_name
 
 NORMALISATIONS = {
     "unit": "pixels to [0, 1]; other data as they are",
@@ -17,7 +17,7 @@ NORMALISATIONS = {
 _CHUNK = 1024  # rows at a time in float64
 
 
-Stored = npt.NDArray[np.uint8] | npt.NDArray[np.float32]
+Stored = npt.NDArray[np.uint8] | npt.NDArray[np.float32] | IntArray
 Moments = Mapping[str, Sequence[float]]  # "mean" and "std" of each channel; empty unless they are used
 
 
@@ -27,9 +27,10 @@ def normalise(x: Stored, how: str, train: IntArray) -> torch.Tensor:
 
 
 def normalise_and_tell(x: Stored, how: str, train: IntArray) -> tuple[torch.Tensor, Moments]:
-    """Float32 copy of x, and what `normalise_alike` needs to do the same to other data."""
+    """Float32 copy of x (of tokens: as they are), and what `normalise_alike` needs to do the same to other data."""
     if how not in NORMALISATIONS:
         raise unknown_name("data.normalize", how, NORMALISATIONS)
+    _check_numbers(x, how)
     values, moments = _unit(x), {}
     if how == "channel":
         mean, std = channel_moments(values, train)
@@ -42,7 +43,17 @@ def normalise_alike(x: Stored, how: str, moments: Moments) -> torch.Tensor:
     return _scaled(_unit(x), how, moments)
 
 
+def _check_numbers(x: Stored, how: str) -> None:
+    if x.dtype == np.int64 and how != "unit":
+        raise InputError(
+            f"data.normalize = {how!r} is for numbers, and x holds tokens (whole numbers); it must be 'unit', or say "
+            "data.inputs = 'numbers'."
+        )
+
+
 def _unit(x: Stored) -> torch.Tensor:
+    if x.dtype == np.int64:
+        return torch.from_numpy(x.copy())
     values = torch.from_numpy(x.astype(np.float32))
     return values.div_(255) if x.dtype == np.uint8 else values
 

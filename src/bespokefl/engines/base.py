@@ -24,7 +24,7 @@ class Resident:
 
     def __init__(self, data: FederatedData, device: torch.device, dtype: torch.dtype) -> None:
         x = data.x.to(device=device, dtype=dtype) if data.x.is_floating_point() else data.x.to(device)
-        self.is_image = x.ndim == 4
+        self.is_image = x.ndim == 4 and x.is_floating_point()
         # Images are kept channels last: convolutions are faster so, and a gathered batch comes out that way.
         self._x = x.permute(0, 2, 3, 1).contiguous() if self.is_image else x
         y = data.y.to(device)

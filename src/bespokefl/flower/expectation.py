@@ -71,13 +71,19 @@ def shortened(program: Program) -> Program:
     return program._replace(phases=tuple(one(phase) for phase in program.phases))
 
 
-def made_up(input_shape: tuple[int, ...], classes: tuple[str, ...], target: str) -> FederatedData:
-    """A client of a few random samples in every split; ``target`` is labels, masks or numbers."""
-    rng = np.random.default_rng(0)
-    x = torch.as_tensor(rng.normal(size=(SAMPLES, *input_shape)), dtype=torch.float32)
-    labels = torch.arange(SAMPLES) % max(1, len(classes))
+def made_up(input_shape: tuple[int, ...], classes: tuple[str, ...], target: str, inputs: str) -> FederatedData:
+    """A client of a few samples in every split: random ones, or the token 0 all over.
+
+    ``target`` is labels, masks or numbers; ``inputs`` is numbers or tokens.
+    """
+    rng, rows = np.random.default_rng(0), SAMPLES * len(SPLITS)
+    numbers = torch.as_tensor(rng.normal(size=(rows, *input_shape)), dtype=torch.float32)
+    labels = torch.arange(rows) % max(1, len(classes))
     if target == "masks":
-        labels = labels.to(torch.uint8)[:, None, None].expand(SAMPLES, *input_shape[1:]).contiguous()
-    y = x.reshape(SAMPLES, -1)[:, 0] if target == "numbers" else labels
-    splits: Splits = {split: (np.arange(SAMPLES, dtype=np.int64),) for split in SPLITS}
-    return FederatedData(x, y, splits, classes, ("made up",), {})
+        labels = labels.to(torch.uint8)[:, None, None].expand(rows, *input_shape[1:]).contiguous()
+    y = numbers.reshape(rows, -1)[:, 0] if target == "numbers" else labels
+    splits: Splits = {split: (np.arange(k, rows, len(SPLITS)),) for k, split in enumerate(SPLITS)}
+    if inputs == "tokens":
+        x = torch.zeros(rows, *input_shape, dtype=torch.int64)
+        return FederatedData(x, y, splits, classes, ("made up",), {}, inputs="tokens")
+    return FederatedData(numbers, y, splits, classes, ("made up",), {})

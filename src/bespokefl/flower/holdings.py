@@ -12,6 +12,7 @@ from bespokefl import assembly
 from bespokefl.attacks import Attack
 from bespokefl.config import Experiment
 from bespokefl.data import Dataset, FederatedData
+from bespokefl.data.inputs import KINDS, InputKind, kind_of
 from bespokefl.data.normalisation import NORMALISATIONS, Moments, normalise_and_tell
 from bespokefl.data.sources import load_dataset
 from bespokefl.data.splits import SPLITS, Splits, check_fractions, split_client
@@ -68,7 +69,7 @@ class Simulated:
             raise Refused(f"the server counts {of} clients and {len(classes)} classes; the experiment here has others")
         attack = Attack(**self.experiment.attack.model_dump())
         data = attack.poisoned(data, attack.malicious(data.clients, seed))
-        return Placed(data, _reading(data.record["normalize"], data.record["moments"], {}))
+        return Placed(data, _reading(data, data.record["normalize"], data.record["moments"], {}))
 
     def _load(self, seed: int) -> FederatedData:
         if seed in self._loaded:
@@ -111,16 +112,18 @@ class Own:
 
     def _load(self, settings: Mapping[str, Any]) -> tuple[FederatedData, dict[str, Any]]:
         """The samples, split here; rows that are marked as test rows are the test split."""
-        how, test, val, image = _checked(settings)
-        key = repr((how, test, val, sorted(image.items())))
+        how, test, val, image, inputs = _checked(settings)
+        key = repr((how, test, val, sorted(image.items()), inputs))
         if key not in self._loaded:
-            found = self._split(how, test, val, image)
+            found = self._split(how, test, val, image, inputs)
             self._loaded.clear()
             self._loaded[key] = found
         return self._loaded[key]
 
-    def _split(self, how: str, test: float, val: float, image: dict[str, Any]) -> tuple[FederatedData, dict[str, Any]]:
-        dataset = self._read(image)
+    def _split(
+        self, how: str, test: float, val: float, image: dict[str, Any], inputs: InputKind | None
+    ) -> tuple[FederatedData, dict[str, Any]]:
+        dataset = self._read(image, inputs)
         rows = np.arange(len(dataset), dtype=np.int64)
         labels = None if dataset.has_masks else dataset.labels
         if dataset.is_test is not None and 0 < dataset.is_test.sum() < len(dataset):
@@ -132,20 +135,21 @@ class Own:
             train, val_rows, held = split_client(rows, 0, self.path.stem, test, val, 0, labels)
         x, moments = normalise_and_tell(dataset.x, how, train)
         splits: Splits = {"train": (train,), "val": (val_rows,), "test": (held,)}
-        data = FederatedData(x, torch.from_numpy(dataset.y), splits, dataset.classes, (self.path.stem,), {})
-        return data, _reading(how, moments, image if self.path.is_dir() else {})
+        y, names = torch.from_numpy(dataset.y), (self.path.stem,)
+        data = FederatedData(x, y, splits, dataset.classes, names, {}, inputs=dataset.inputs)
+        return data, _reading(data, how, moments, image if self.path.is_dir() else {})
 
-    def _read(self, image: dict[str, Any]) -> Dataset:
+    def _read(self, image: dict[str, Any], inputs: InputKind | None) -> Dataset:
         if self.path.is_dir():
             return load_dataset("images", str(self.path), **image)
         if self.path.suffix != ".npz" or not self.path.is_file():
             raise InputError(
                 f"--data {self.path}: should be a .npz file with x and y, or a folder of images, a folder per class."
             )
-        return load_dataset("npz", str(self.path))
+        return load_dataset("npz", str(self.path), inputs=inputs)
 
 
-def _checked(settings: Mapping[str, Any]) -> tuple[str, float, float, dict[str, Any]]:
+def _checked(settings: Mapping[str, Any]) -> tuple[str, float, float, dict[str, Any], InputKind | None]:
     """What the server wishes for the reading of samples: known names and fractions, or refused."""
     how, test, val = settings.get("normalize", "unit"), settings.get("test"), settings.get("val")
     image = {key: value for key, value in settings.get("image", {}).items() if key in ("size", "mode")}
@@ -153,13 +157,17 @@ def _checked(settings: Mapping[str, Any]) -> tuple[str, float, float, dict[str, 
     if how not in NORMALISATIONS or not all(isinstance(value, int | float) for value in (test, val)):
         raise Refused(f"normalize = {how!r}, test = {test!r}, val = {val!r}: not settings that this silo can follow")
     check_fractions(test, val)
-    return how, float(test), float(val), image
+    inputs = settings.get("inputs")
+    if inputs is not None and inputs not in KINDS:
+        raise Refused(f"inputs = {str(inputs)[:40]!r}: not a setting that this silo can follow")
+    return how, float(test), float(val), image, inputs
 
 
 def _about(data: FederatedData) -> dict[str, Any]:
     target = "masks" if data.has_masks else "numbers" if data.y.is_floating_point() else "labels"
-    return {"classes": list(data.classes), "input_shape": list(data.input_shape), "target": target}
+    inputs = "numbers" if data.x.is_floating_point() else "tokens"
+    return {"classes": list(data.classes), "input_shape": list(data.input_shape), "target": target, "inputs": inputs}
 
 
-def _reading(how: str, moments: Moments, image: dict[str, Any]) -> dict[str, Any]:
-    return {"normalize": how, "moments": dict(moments), "image": image}
+def _reading(data: FederatedData, how: str, moments: Moments, image: dict[str, Any]) -> dict[str, Any]:
+    return {"normalize": how, "moments": dict(moments), "image": image, "inputs": kind_of(data)}

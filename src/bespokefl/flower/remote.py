@@ -71,7 +71,7 @@ class RemoteFederation(RoundLoop):
             attack=attack,
             privacy=privacy,
         )
-        sample = made_up(data.input_shape, data.classes, data.target)
+        sample = made_up(data.input_shape, data.classes, data.target, data.inputs)
         check_fit(task, sample, Resident(sample, torch.device("cpu"), task.dtype))
         x0, state = self._start(initial)
         told, arrays = packed({"x0": x0})

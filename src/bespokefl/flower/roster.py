@@ -36,6 +36,7 @@ class RemoteCensus:
     classes: tuple[str, ...]
     input_shape: tuple[int, ...]
     target: str  # labels, masks or numbers
+    inputs: str  # numbers or tokens
     counts: Mapping[str, IntArray]  # by split
     silos: tuple[str, ...]  # of each client: the silo that hosts it
     kinds: frozenset[str]  # own, simulated
@@ -111,7 +112,8 @@ class Roster:
         """How silos are to read their samples, and how much of them to test on."""
         section = self._experiment.data
         image = {k: v for k, v in section.options.items() if k in ("size", "mode")}
-        return {"normalize": section.normalize, "test": section.test, "val": section.val, "image": image}
+        told = {"normalize": section.normalize, "test": section.test, "val": section.val, "image": image}
+        return told | {"inputs": section.options.get("inputs")}
 
     def _hello(self, nodes: list[int], seed: int) -> tuple[dict[int, Mapping[str, Any]], dict[int, str]]:
         who = {"kind": "hello", "protocol": PROTOCOL, "federation": self.federation}
@@ -134,10 +136,11 @@ class Roster:
             raise RunError("two nodes are the same silo (a copied folder?); every silo needs a folder of its own")
         shapes = {tuple(about["input_shape"]) for about in by_silo.values()}
         targets = {about["target"] for about in by_silo.values()}
-        if len(shapes) > 1 or len(targets) > 1:
+        inputs = {about.get("inputs", "numbers") for about in by_silo.values()}
+        if max(len(shapes), len(targets), len(inputs)) > 1:
             raise InputError(
-                f"silos have samples of different kinds: shapes {sorted(shapes)}, targets {sorted(targets)}; images "
-                "can be brought to one size by data.size and data.mode"
+                f"silos have samples of different kinds: shapes {sorted(shapes)}, targets {sorted(targets)}, inputs "
+                f"{sorted(inputs)}; images can be brought to one size by data.size and data.mode"
             )
         self._assign(by_silo)
         clients = {
@@ -154,6 +157,7 @@ class Roster:
             _classes([about["classes"] for about in by_silo.values()]),
             next(iter(shapes)),
             next(iter(targets)),
+            next(iter(inputs)),
             {split: np.array([entry[split] for _, entry in ordered], dtype=np.int64) for split in SPLITS},
             tuple(silo for silo, _ in ordered),
             frozenset(str(about["kind"]) for about in by_silo.values()),
@@ -258,6 +262,8 @@ def _checked(header: Mapping[str, Any]) -> Mapping[str, Any]:
     silo, kind, target = (header.get(key) for key in ("silo", "kind", "target"))
     if not isinstance(silo, str) or kind not in ("own", "simulated") or target not in ("labels", "masks", "numbers"):
         raise Refused("the silo does not say who it is")
+    if header.get("inputs", "numbers") not in ("numbers", "tokens"):
+        raise Refused("the silo's inputs are neither numbers nor tokens")
     return header
 
 

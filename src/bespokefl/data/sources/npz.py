@@ -3,6 +3,7 @@
 import lzma
 import zipfile
 import zlib
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bespokefl.data.dataset import Dataset
+from bespokefl.data.inputs import InputKind, stored_as
 from bespokefl.data.options import NoOptions
 from bespokefl.data.sources.base import DIGITS, FilesMissing, Source, find, folders, train_test
 from bespokefl.errors import InputError
@@ -47,12 +49,23 @@ def read_npz(path: Path, *required: str) -> Arrays:
     return arrays
 
 
-def as_inputs(x: npt.NDArray[Any], where: str) -> npt.NDArray[Any]:
-    """uint8 or float32; images as (n, C, H, W), also from (n, H, W) and, with 1 or 3 channels, (n, H, W, C)."""
-    if x.dtype.kind == "f":
-        x = x.astype(np.float32)
-    elif x.dtype != np.uint8:
-        raise InputError(f"{where} has dtype {x.dtype}; allowed: uint8 for pixels (0 to 255), floating for the rest.")
+@dataclass(frozen=True)
+class NpzOptions:
+    """How arrays are read."""
+
+    inputs: InputKind | None = None  # what x is; None: by its dtype and shape, whole numbers by the model
+
+
+def as_inputs(x: npt.NDArray[Any], where: str, inputs: InputKind | None = None) -> npt.NDArray[Any]:
+    """uint8, float32 or int64 (tokens); what is not said to be numbers or tokens may be images.
+
+    Images come as (n, C, H, W), also from (n, H, W) and, with 1 or 3 channels, (n, H, W, C).
+    """
+    kind: InputKind | None = "image" if inputs is None and x.dtype == np.uint8 and x.ndim >= 3 else inputs
+    x = stored_as(x, kind, where)
+    x = x.astype(np.float32) if x.dtype.kind == "f" else x
+    if inputs in ("numbers", "tokens") or x.dtype == np.int64:
+        return x
     if x.ndim == 3:
         return x[:, None]
     if x.ndim == 4 and x.shape[1] not in (1, 3) and x.shape[3] in (1, 3):
@@ -60,7 +73,7 @@ def as_inputs(x: npt.NDArray[Any], where: str) -> npt.NDArray[Any]:
     return x
 
 
-def dataset_of(name: str, path: Path, classes: tuple[str, ...] | None = None) -> Dataset:
+def dataset_of(name: str, path: Path, classes: tuple[str, ...] | None = None, said: InputKind | None = None) -> Dataset:
     """The dataset in an archive with the keys documented for the source `npz`."""
     arrays = read_npz(path)
     keys = next((keys for keys in (SPLIT, POOLED) if set(keys) <= set(arrays)), None)
@@ -71,21 +84,21 @@ def dataset_of(name: str, path: Path, classes: tuple[str, ...] | None = None) ->
             f"or {', '.join(POOLED)} (and {', '.join(OPTIONAL)})."
         )
     labels = [_labels(arrays[key], f"{path}: {key}") for key in keys[1::2]]
-    inputs = [as_inputs(arrays[key], f"{path}: {key}") for key in keys[::2]]
+    inputs = [as_inputs(arrays[key], f"{path}: {key}", said) for key in keys[::2]]
     if "classes" in arrays:
         classes = _strings(arrays["classes"])
     elif classes is None:
         classes = tuple(str(label) for label in range(1 + max(int(y.max(initial=0)) for y in labels)))
     if keys == SPLIT:
         _check_pairs(path, inputs, labels)
-        return train_test(name, np.concatenate(inputs), labels[0], labels[1], classes)
+        return replace(train_test(name, np.concatenate(inputs), labels[0], labels[1], classes), inputs=said)
     domain = _whole_numbers(arrays["domain"], f"{path}: domain") if "domain" in arrays else None
     if "domains" in arrays:
         domains = _strings(arrays["domains"])
     else:
         domains = () if domain is None else tuple(str(d) for d in range(1 + int(domain.max(initial=0))))
     is_test = arrays["is_test"].astype(np.bool_) if "is_test" in arrays else None
-    return Dataset(name, inputs[0], labels[0], classes, is_test, domain, domains)
+    return Dataset(name, inputs[0], labels[0], classes, is_test, domain, domains, said)
 
 
 def _check_pairs(path: Path, inputs: list[npt.NDArray[Any]], labels: list[npt.NDArray[Any]]) -> None:
@@ -123,12 +136,12 @@ def _strings(values: npt.NDArray[Any]) -> tuple[str, ...]:
     return tuple(str(value) for value in values.tolist())
 
 
-def _load_npz(root: Path | None, options: NoOptions) -> Dataset:
+def _load_npz(root: Path | None, options: NpzOptions) -> Dataset:
     if root is None or not root.is_file():
         raise FilesMissing(
             f"data.source = 'npz' needs data.root to be a .npz file, not {str(root) if root else 'unset'}."
         )
-    return dataset_of(root.stem, root)
+    return dataset_of(root.stem, root, said=options.inputs)
 
 
 def load_usps(root: Path | None, options: NoOptions) -> Dataset:
@@ -147,6 +160,7 @@ SOURCES = (
         "one .npz file (data.root is the file itself) with x, y (and is_test, domain, classes, domains), "
         "or x_train, y_train, x_test, y_test (and classes)",
         _load_npz,
+        NpzOptions,
     ),
     Source("usps", "9,298 handwritten digits, 16x16 grey", "usps.npz (x_train, y_train, x_test, y_test)", load_usps),
     Source(
