@@ -1,24 +1,27 @@
 """docs/reproduction.md says what its runs say."""
 
+import itertools
+import json
 import re
+import tomllib
+from pathlib import Path
 from statistics import fmean
+from typing import Any
 
+import numpy as np
 import pytest
-from docs.make_reproduction import (
-    BLOCK,
-    CHARTS,
-    COLLECTION,
-    COMMAND,
-    IMAGES,
-    LINES,
-    PAGE,
-    Table,
-    filled,
-    line_plot,
-    percent,
-    read_table,
-    tick_plot,
-)
+from docs import stored_runs
+from docs.make_reproduction import BLOCK, COMMAND, PAGE, filled, items
+from docs.reproduction_items import item_names, items_table, read_item
+from docs.reproduction_pictures import CHARTS, IMAGES, LINES, line_plot, tick_plot
+from docs.stored_runs import COLLECTION, EXPERIMENTS, Table, collect, percent, read_part, read_table, supersede
+from scipy.stats import kendalltau
+from typer.testing import CliRunner
+
+from bespokefl.cli import app
+from bespokefl.reproduce.digest import Made, read_digest
+
+PAPERS = Path(stored_runs.__file__).parents[1] / "src/bespokefl/reproduce/papers"
 
 
 def test_the_page_is_what_the_runs_make() -> None:
@@ -27,19 +30,200 @@ def test_the_page_is_what_the_runs_make() -> None:
     assert len(list(BLOCK.finditer(text))) >= 4
 
 
+def test_it_starts_with_all_items() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    first = next(BLOCK.finditer(text))
+    assert first["kind"] == "items" and items("-", "-") in first[0]
+    every = {path.stem for path in EXPERIMENTS.glob("*.toml")}
+    others = {name for name in every if name.startswith(("digits-", "leaderboard-"))}
+    others |= {name for name in every if name.endswith(("-choices", "-rounds", "-exact", "-gamma"))}
+    assert set(item_names()) == every - others
+    for name in item_names():
+        assert f"[{name}](../experiments/{name}.toml)" in first[0]
+    assert sorted(item_names()) != item_names() and len(items_table()) == len(item_names())
+
+
 def test_its_pictures_exist_and_its_runs_are_small() -> None:
     for name in re.findall(r"\]\(images/([^)]+)\)", PAGE.read_text(encoding="utf-8")):
         assert (IMAGES / name).is_file(), name
     assert sum(path.stat().st_size for path in COLLECTION.iterdir()) < 5e6
 
 
+# the first table, by another computation ---------------------------------------------------------------
+
+
+def cells_by_hand(item: str, table: str) -> list[dict[str, tuple[float, float | None, dict[int, float]]]]:
+    """By column and method: the paper's number and spread from its own file, ours by seed from the stored runs."""
+    paper = tomllib.loads((PAPERS / f"{item.split('-')[0]}.toml").read_text())[table]
+    columns = []
+    for setting, rows in paper.items():
+        if not isinstance(rows, dict):
+            continue
+        file = COLLECTION / f"{item}-{setting}.json"
+        runs = json.loads(file.read_text())["runs"] if file.exists() else []
+        for metric in paper["metrics"]:
+            column = {}
+            for method, row in rows.items():
+                number, spread = row[metric] if isinstance(row[metric], list) else (row[metric], None)
+                counted = [r for r in runs if r["label"] == method and not r.get("superseded", {}).get("*")]
+                column[method] = (number, spread, {r["seed"]: r["measures"][metric] for r in counted})
+            columns.append(column)
+    return columns
+
+
+def test_the_first_table_s_numbers_follow_from_the_runs() -> None:
+    columns = cells_by_hand("pgfed-table1", "table1")
+    printed = sum(len(column) for column in columns)
+    both = [{m: cell for m, cell in column.items() if cell[2]} for column in columns]
+    assert sum(map(len, both)) >= 8  # there are runs
+    row = dict(zip(ROW, items_table(["pgfed-table1"])[0], strict=True))
+    assert row["cells"] == f"{sum(map(len, both))} of {printed}"
+    gaps = [abs(np.mean(list(ours.values())) - paper) for column in both for paper, _, ours in column.values()]
+    assert row["mean"] == f"{np.mean(gaps):.2f} points"
+    (column,) = (column for column in both if column)
+    papers, ours = [cell[0] for cell in column.values()], [np.mean(list(cell[2].values())) for cell in column.values()]
+    assert row["tau"] == f"{kendalltau(papers, ours).statistic:+.2f}"
+    several = [cell for cell in column.values() if len(cell[2]) > 1]
+    outside = sum(abs(np.mean(list(o.values())) - p) > np.std(list(o.values())) + s for p, s, o in several)
+    assert row["outside"] == f"{outside} of {len(several)}"
+    counts = {"same": 0, "other": 0, "open": 0}
+    for (p, s, a), (q, t, b) in itertools.combinations(column.values(), 2):
+        if abs(p - q) > s + t:
+            gain = np.array([a[n] - b[n] for n in a.keys() & b.keys()]) * np.sign(p - q)
+            clear = len(gain) > 1 and abs(gain.mean()) > 2 * gain.std(ddof=1) / np.sqrt(len(gain))
+            counts[("same" if gain.mean() > 0 else "other") if clear else "open"] += 1
+    assert row["pairs"] == "{same} / {other} / {open}".format(**counts)
+    answer = "does not hold" if counts["other"] else "cannot tell"  # some numbers have none of ours beside them
+    assert row["verdict"].split(" (")[0] == answer
+
+
+ROW = ("item", "cells", "mean", "outside", "tau", "pairs", "rounds", "seeds", "verdict", "otherwise")
+
+
+def test_rounds_and_seeds_are_those_of_the_runs_that_count() -> None:
+    for name in ("pgfed-table1", "fedpg-supp-table1"):
+        rounds, seeds = set(), set()
+        for part in stored_runs.parts(name):
+            path = COLLECTION / f"{name}-{part.name}.json"
+            by_label: dict[str, set[int]] = {}
+            for run in read_digest(path) if path.exists() else []:
+                if "*" not in run.get("superseded", {}):
+                    by_label.setdefault(run["label"], set()).add(run["seed"])
+                    rounds.add(f"{run['figures']['rounds']} of {part.experiment.train.rounds}")
+            seeds |= {str(len(own)) for own in by_label.values()}
+        row = dict(zip(ROW, items_table([name])[0], strict=True))
+        assert set(row["rounds"].split(", ")) == rounds and row["seeds"] == "/".join(sorted(seeds))
+
+
+def test_items_without_runs_are_not_run() -> None:
+    row = dict(zip(ROW, items_table(["pgfed-figure3"])[0], strict=True))
+    assert row["verdict"] == "not run" and not read_item("pgfed-figure3").current
+
+
+def test_no_sentence_concludes_more_than_the_table() -> None:
+    prose = BLOCK.sub("", PAGE.read_text(encoding="utf-8"))
+    for phrase in ("is left of", "ordering holds", "confirmed", "in part", "reproduces", "beats"):
+        assert phrase not in prose, phrase
+
+
+# runs of older settings --------------------------------------------------------------------------------
+
+
+def test_runs_that_are_known_to_be_wrong_are_shown_marked_and_count_in_nothing() -> None:
+    found = read_table("pgfed-table1", "cifar10-100")
+    assert found.current("fedfomo", "mean") == {} and found.current("pgfed", "mean")
+    line = next(text for text in PAGE.read_text().splitlines() if text.startswith("| fedfomo <sup>"))
+    mark = line.split("<sup>")[1].split("<")[0]
+    below = PAGE.read_text().split(line)[1]
+    assert re.search(rf"<sup>{mark}</sup> Not counted: FedFomo's yardstick", below)
+    supplement = read_table("fedpg-supp-table1", "fmnist-p10")
+    assert supplement.current("fedavg", "s_acc") == {} and len(supplement.current("fedavg", "l_acc")) == 3
+
+
+TABLE = """
+seeds = [0, 1]
+algorithms = ["local", { name = "fedavg", lr = RATE }]
+[data]
+clients = 4
+max_samples = 200
+[model]
+name = "linear"
+[train]
+rounds = 2
+batch_size = BATCH
+lr = 0.3
+[paper]
+metrics = ["mean"]
+[[setting]]
+name = "one"
+paper.numbers.mean = { local = 90.0, fedavg = 60.0 }
+[[setting]]
+name = "two"
+paper.numbers.mean = { local = 80.0, fedavg = 70.0 }
+"""
+
+
+def test_a_folder_of_runs_becomes_a_row_in_one_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stored_runs, "EXPERIMENTS", tmp_path / "experiments")
+    monkeypatch.setattr(stored_runs, "COLLECTION", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "experiments/pgfed-table77.toml"
+    file.parent.mkdir()
+
+    def write(rate: float, batch: int) -> None:
+        file.write_text(TABLE.replace("RATE", str(rate)).replace("BATCH", str(batch)))
+        stored_runs.parts.cache_clear()
+        stored_runs.read_table.cache_clear()
+
+    def row() -> dict[str, str]:
+        return dict(zip(ROW, items_table(["pgfed-table77"])[0], strict=True))
+
+    def run(out: str, *more: str) -> dict[str, Any]:
+        result = CliRunner().invoke(app, ["reproduce", "pgfed-table77", "--out", out, "--jobs", "1", *more])
+        assert result.exit_code == 0, result.output
+        found: dict[str, Any] = json.loads((tmp_path / out / "comparison.json").read_text())["compared"]
+        return found
+
+    write(0.1, 10)
+    assert row()["verdict"] == "not run" and row()["cells"] == "0 of 4"
+    compared = run("first", "--only", "one")
+    made = Made(command="bespoke reproduce pgfed-table77 --only one", hardware="two cores, today")
+    assert collect(tmp_path / "first", "pgfed-table77", made) == ["one"]
+    assert {run["seed"] for run in read_digest(tmp_path / "pgfed-table77-one.json")} == {0, 1}
+    assert row()["cells"] == f"{compared['cells']} of {compared['cells_of_the_paper']}" == "2 of 4"
+    assert row()["mean"] == f"{compared['mean_absolute_difference']['points']:.2f} points"
+    assert (row()["rounds"], row()["seeds"], row()["verdict"]) == ("2 of 2", "2", compared["verdict"])
+
+    write(0.2, 10)  # the experiment changes for one method: its runs are of older settings, and count no longer
+    table = read_table("pgfed-table77", "one")
+    assert table.current("fedavg", "mean") == {} and sorted(table.current("local", "mean")) == [0, 1]
+    assert row()["cells"] == "1 of 4" and row()["otherwise"] == "left out: fedavg"
+    write(0.2, 20)  # and for all: they count until there are others
+    assert row()["cells"] == "2 of 4"
+    assert row()["verdict"].endswith("(older settings)") and row()["otherwise"] == "`batch_size`, `lr`"
+    run("second", "--only", "fedavg", "--seed", "0")
+    assert collect(tmp_path / "second", "pgfed-table77", made) == ["one", "two"]
+    table = read_table("pgfed-table77", "one")
+    assert list(table.current("fedavg", "mean")) == [0]  # that of seed 1 counts no longer, nor do Local's
+    assert table.current("local", "mean") == {}
+    write(0.1, 10)
+    supersede("pgfed-table77", "one", ["local"], "*", "another")
+    assert read_table("pgfed-table77", "one").current("local", "mean") == {}
+    assert "left out: local" in row()["otherwise"]
+    stored_runs.parts.cache_clear()
+    stored_runs.read_table.cache_clear()
+
+
+# what is drawn -----------------------------------------------------------------------------------------
+
+
 def test_the_models_that_methods_are_scored_by_are_among_those_measured() -> None:
     found = read_table("pgfed-table1", "cifar10-100")
-    fedavg = found.runs["fedavg"]
-    assert percent(fedavg, "personal:mean@last") == percent(fedavg, "global:mean@last")  # as the paper scores it
+    # FedAvg is scored by its global model, as in the paper
+    assert percent(found, "fedavg", "personal:mean@last") == percent(found, "fedavg", "global:mean@last")
     for label in ("local", "pgfed", "pgfedmo", "fedfomo"):  # what a client trained is what it is scored by
-        assert percent(found.runs[label], "personal:mean@last") == percent(found.runs[label], "before_agg:mean@last")
-    assert percent(found.runs["local"], "global:mean@last") is None
+        assert percent(found, label, "personal:mean@last") == percent(found, label, "before_agg:mean@last")
+    assert percent(found, "local", "global:mean@last") is None
 
 
 def test_curves_are_means_over_seeds() -> None:
@@ -48,13 +232,13 @@ def test_curves_are_means_over_seeds() -> None:
     last = {row["line"]: row["value"] for row in rows if row["round"] == 300}
     assert last.keys() == found.runs.keys()
     for label, value in last.items():
-        assert value == pytest.approx(percent(found.runs[label], "personal:mean@last"), abs=1e-3)
+        assert value == pytest.approx(percent(found, label, "personal:mean@last"), abs=1e-3)
 
 
 def test_lambdas_are_drawn_by_client_and_method() -> None:
     course = {"clients": [[None, 0.5], [0.25, 0.75]], "rounds": [1, 2]}
     run = {"names": ["MNIST", "SVHN"], "facts": {"lambda": course}}
-    table = Table({}, {"fedavg": [{}], "lg-mix": [run, {}]}, {})  # type: ignore[list-item]
+    table = Table(read_part("lgmix-table1", "digits5"), {"fedavg": [{}], "lg-mix": [run, {}]}, {})  # type: ignore[list-item,typeddict-item]
     rows = LINES["lambdas"].rows(table)
     assert [(row["round"], row["line"], row["value"]) for row in rows] == [
         (1, "SVHN", 0.5),
@@ -62,15 +246,6 @@ def test_lambdas_are_drawn_by_client_and_method() -> None:
         (2, "SVHN", 0.75),
     ]
     assert line_plot(LINES["lambdas"], table)["encoding"]["facet"]["sort"] == ["lg-mix"]
-
-
-def test_the_papers_dots_are_those_at_hand() -> None:
-    def kinds(found: Table) -> list[str]:
-        return list(CHARTS["tradeoff"](found)["layer"][1]["encoding"]["color"]["scale"]["domain"])
-
-    found = read_table("fedpg-supp-table1", "cifar10-p10")
-    ours = kinds(found._replace(paper={}))
-    assert len(ours) == 3 and kinds(found) == [*ours, "the paper's G", "the paper's L"]
 
 
 def test_every_client_has_its_tick_and_what_it_holds_where_the_global_model_is_scored() -> None:
@@ -81,6 +256,13 @@ def test_every_client_has_its_tick_and_what_it_holds_where_the_global_model_is_s
     assert by_row.keys() - found.runs.keys() == {"fedavg, before averaging", "fedsam, before averaging"}
     assert {len(ticks) for ticks in by_row.values()} == {300}  # of three seeds
     for label, view in (("plgu-lf", "personal:mean@last"), ("fedavg", "global:mean@last")):
-        assert fmean(by_row[label]) == pytest.approx(percent(found.runs[label], view), abs=1e-3)
-    held = percent(found.runs["fedavg"], "before_agg:mean@last")
+        assert fmean(by_row[label]) == pytest.approx(percent(found, label, view), abs=1e-3)
+    held = percent(found, "fedavg", "before_agg:mean@last")
     assert fmean(by_row["fedavg, before averaging"]) == pytest.approx(held, abs=1e-3)
+
+
+def test_the_papers_dots_are_its_numbers() -> None:
+    found = read_table("pgfed-table1", "cifar10-100")
+    values = CHARTS["picture"](found)["data"]["values"]
+    dots = {one["method"]: one["accuracy"] for one in values if one["scored"].startswith("the paper's")}
+    assert dots == found.paper["mean"]

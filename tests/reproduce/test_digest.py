@@ -13,7 +13,7 @@ from bespokefl.errors import InputError
 from bespokefl.experiment import run_experiment
 from bespokefl.metrics import summarise
 from bespokefl.progress import make_reporter
-from bespokefl.reproduce.digest import digest_runs, figure, read_digest, write_digest
+from bespokefl.reproduce.digest import Made, digest_runs, figure, measured, read_digest, superseded, write_digest
 from bespokefl.reproduce.measures import check, measure
 from bespokefl.reproduce.views import FIGURES, MODELS, ROUNDS, View, chosen_round
 from bespokefl.results.facts import read_facts
@@ -42,6 +42,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     console = Console(file=io.StringIO())
     run_experiment(read_experiment(file), out / "o", resume=False, reporter=make_reporter(console))
     return out / "o"
+
+
+MADE = Made(command="bespoke run", hardware="two cores, today")
 
 
 def every_view() -> list[View]:
@@ -75,9 +78,9 @@ def test_views_are_measures_of_a_table(folder: Path) -> None:
 
 
 def test_the_compact_form_gives_the_same_figures(folder: Path, tmp_path: Path) -> None:
-    write_digest(tmp_path / "d.json", digest_runs(folder, ["worst5", "gm_acc"]), {"command": "bespoke run"})
-    about, runs = read_digest(tmp_path / "d.json")
-    assert about == {"command": "bespoke run"}
+    write_digest(tmp_path / "d.json", digest_runs(folder, ["worst5", "gm_acc"], MADE))
+    runs = read_digest(tmp_path / "d.json")
+    assert all(run["made"] == {"command": "bespoke run", "hardware": "two cores, today"} for run in runs)
     assert [run["label"] for run in runs] == ["fedavg", "fedper", "lg-mix"]
     for run in runs:
         for view in every_view():
@@ -92,11 +95,41 @@ def test_the_compact_form_gives_the_same_figures(folder: Path, tmp_path: Path) -
 
 
 def test_few_clients_are_named_and_their_facts_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fedavg, _, lg_mix = digest_runs(folder)
+    fedavg, _, lg_mix = digest_runs(folder, [], MADE)
     assert fedavg["names"] == ["0", "1", "2", "3", "4"] and fedavg["facts"] == {}
     assert set(lg_mix["facts"]) == {"lambda"}  # a number for each client; distances have one for each layer
     course, whole = lg_mix["facts"]["lambda"], read_facts(folder / "lg-mix/seed-0")["lambda"]
     assert course["rounds"] == whole.rounds.tolist()
     np.testing.assert_allclose(np.array(course["clients"], float), whole.values, atol=1e-5, equal_nan=True)
     monkeypatch.setattr("bespokefl.reproduce.digest.FEW_CLIENTS", 4)
-    assert "facts" not in digest_runs(folder)[2]
+    assert "facts" not in digest_runs(folder, [], MADE)[2]
+
+
+def test_measures_that_were_not_asked_for_follow_from_the_accuracies(folder: Path) -> None:
+    stored = next(run for run in read_runs(folder) if run.label == "fedper")
+    fedavg, fedper, _ = digest_runs(folder, [], MADE)
+    assert fedper["measures"] == {}
+    for name in ("mean", "std", "worst5", "top5"):
+        assert measured(fedper, name) == pytest.approx(measure(name).value(stored, None), abs=2e-3)
+    local = next(run for run in read_runs(folder) if run.label == "fedavg")  # any other run in the place of Local's
+    for name in ("gain", "gain_std"):
+        assert measured(fedper, name, fedavg) == pytest.approx(measure(name).value(stored, local), abs=2e-3)
+        assert measured(fedper, name) is None
+    assert measured(fedper, "gm_mean") is None and measured(fedper, "g_acc") is None
+    for name in ("gm_mean", "gm_worst5", "gm_top5"):
+        assert measured(fedavg, name) == pytest.approx(measure(name).value(local, None), abs=2e-3)
+
+
+def test_measures_of_older_settings_are_known(folder: Path) -> None:
+    run = digest_runs(folder, [], MADE)[0]
+    assert superseded(run, "mean") is None
+    run["superseded"] = {"s_acc*": "a tenth of the others"}
+    assert superseded(run, "s_acc_std") == "a tenth of the others" and superseded(run, "mean") is None
+    run["superseded"] = {"*": "another rate"}
+    assert superseded(run, "mean") == superseded(run, "personal:mean@last") == "another rate"
+
+
+def test_two_items_can_share_runs(folder: Path, tmp_path: Path) -> None:
+    write_digest(tmp_path / "one.json", digest_runs(folder, ["mean"], MADE))
+    (tmp_path / "two.json").write_text('{"runs_of": "one"}')
+    assert read_digest(tmp_path / "two.json") == read_digest(tmp_path / "one.json")

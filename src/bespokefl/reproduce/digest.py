@@ -2,6 +2,7 @@
 that every figure, of every scored model and of both rounds, can be worked out again.
 """
 
+import fnmatch
 import json
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -11,7 +12,7 @@ from typing import Any, NotRequired, TypedDict
 import numpy as np
 import numpy.typing as npt
 
-from bespokefl.metrics import summarise
+from bespokefl.metrics import individual_gain, summarise
 from bespokefl.reproduce.measures import measure
 from bespokefl.reproduce.views import ROUNDS, View, chosen_round, curves
 from bespokefl.results.evaluations import EVALUATIONS
@@ -37,6 +38,13 @@ class Course(TypedDict):
     clients: list[list[float | None]]  # by round
 
 
+class Made(TypedDict):
+    """How a run was made."""
+
+    command: str
+    hardware: str  # and the date
+
+
 class RunDigest(TypedDict):
     label: str
     algorithm: str
@@ -45,6 +53,8 @@ class RunDigest(TypedDict):
     models: dict[str, Scored]
     measures: dict[str, float | None]  # of the paper's table, in its units (percent)
     figures: dict[str, Any]  # of summary.json: what was measured beside accuracies
+    made: Made
+    superseded: NotRequired[dict[str, str]]  # by pattern of measures: why they are no longer what they are called
     names: NotRequired[list[str]]  # of the clients, and
     facts: NotRequired[dict[str, Course]]  # their facts, where clients are few enough to be looked at one by one
 
@@ -52,16 +62,20 @@ class RunDigest(TypedDict):
 KEPT = ("rounds", "selected_round", "train_seconds", "bytes_total", "peak_memory_bytes", "waste", "device", "version")
 LEFT_OUT = ("engine", "checkpoint", "output", "seeds")
 FEW_CLIENTS = 20
+OF_ACCURACIES = {  # measures that follow from what is kept of every run
+    **{name: f"personal:{name}@selected" for name in ("mean", "std", "worst5", "top5")},
+    **{f"gm_{name}": f"global:{name}@selected" for name in ("mean", "worst5", "top5")},
+}
 
 
-def digest_runs(folder: Path, metrics: Sequence[str] = ()) -> list[RunDigest]:
-    """Of all finished runs below a folder, by label, then seed; with the given measures of each."""
+def digest_runs(folder: Path, metrics: Sequence[str], made: Made) -> list[RunDigest]:
+    """Of all finished runs of a setting, by label, then seed; with the given measures of each."""
     finished = [run for run in read_runs(folder) if run.summary is not None]
     local = {run.seed: run for run in finished if run.label == BASELINE}
-    return [_digest(run, local.get(run.seed), metrics) for run in finished]
+    return [_digest(run, local.get(run.seed), metrics, made) for run in finished]
 
 
-def _digest(run: StoredRun, local: StoredRun | None, metrics: Sequence[str]) -> RunDigest:
+def _digest(run: StoredRun, local: StoredRun | None, metrics: Sequence[str], made: Made) -> RunDigest:
     summary = run.summary or {}
     config = tomllib.loads((run.folder / CONFIG).read_text(encoding="utf-8"))
     config["data"].pop("root", None)
@@ -74,6 +88,7 @@ def _digest(run: StoredRun, local: StoredRun | None, metrics: Sequence[str]) -> 
         models={model: _scored(curve, selected) for model, curve in curves(run.folder / EVALUATIONS).items()},
         measures={name: _rounded(measure(name).value(run, local)) for name in metrics},
         figures={key: summary.get(key) for key in KEPT},
+        made=made,
     )
     names = [str(name) for name in (run.clients or {}).get("name", ())]
     if 0 < len(names) <= FEW_CLIENTS:
@@ -118,12 +133,39 @@ def figure(run: RunDigest, view: View) -> float | None:
     return summarise(np.array(values, dtype=np.float64))[view.figure]
 
 
-def write_digest(path: Path, runs: list[RunDigest], about: Mapping[str, Any]) -> None:
-    """One run a line, so that a change of one is seen as such. ``about`` says how the runs were made."""
+def measured(run: RunDigest, name: str, local: RunDigest | None = None) -> float | None:
+    """A measure or a view's figure in the units of tables; what was not asked for at the time, from the accuracies."""
+    if run["measures"].get(name) is not None:
+        return run["measures"][name]
+    if view := View.named(OF_ACCURACIES.get(name, name)):
+        value = figure(run, view)
+        return None if value is None else 100 * value
+    if name in ("gain", "gain_std") and local is not None:
+        gain = individual_gain(_selected(run), _selected(local))
+        return gain.mean if name == "gain" else gain.std
+    return None
+
+
+def _selected(run: RunDigest) -> npt.NDArray[np.float64]:
+    return np.array(run["models"]["personal"]["clients"]["selected"], dtype=np.float64)
+
+
+def superseded(run: RunDigest, name: str) -> str | None:
+    """Why a measure of this run is of older settings; None where it stands."""
+    reasons = run.get("superseded", {})
+    return next((reason for pattern, reason in reasons.items() if fnmatch.fnmatchcase(name, pattern)), None)
+
+
+def write_digest(path: Path, runs: Sequence[RunDigest]) -> None:
+    """One run a line, so that a change of one is seen as such."""
     lines = ",\n".join(json.dumps(run, sort_keys=True, allow_nan=False) for run in runs)
-    path.write_text(f'{{"about": {json.dumps(about)},\n"runs": [\n{lines}\n]}}\n', encoding="utf-8")
+    path.write_text(f'{{"runs": [\n{lines}\n]}}\n', encoding="utf-8")
 
 
-def read_digest(path: Path) -> tuple[dict[str, Any], list[RunDigest]]:
+def read_digest(path: Path) -> list[RunDigest]:
+    """The runs of a file; one that holds ``runs_of`` names another, whose runs are also its own."""
     content = json.loads(path.read_text(encoding="utf-8"))
-    return content["about"], content["runs"]
+    if "runs_of" in content:
+        return read_digest(path.with_name(f"{content['runs_of']}.json"))
+    runs: list[RunDigest] = content["runs"]
+    return runs
