@@ -57,8 +57,8 @@ COLUMNS = {  # of a table, beside the paper's: heading, and what it shows of a r
 BEST = "personal:mean@best_test"  # as PGFed's paper reports
 LIKE_FEDAVG = {  # methods that are compared with FedAvg by what clients hold before the server averages
     "pgfed-table1": ("pgfed", "pgfedmo"),
-    "plgu-table2": ("plgu-grep-epoch", "ditto"),
-    "plgu-rounds": ("plgu-grep-epoch", "ditto"),
+    "plgu-table2": ("plgu-lf", "plgu-grep-epoch", "ditto"),
+    "plgu-rounds": ("plgu-lf", "plgu-grep-epoch", "ditto"),
 }
 
 
@@ -221,10 +221,13 @@ def rates(experiment: str, setting: str) -> str:
 
 
 def alike(experiment: str, setting: str) -> str:
-    """Methods less FedAvg, each by what its clients hold before the server averages, in the last round."""
+    """Methods that count less FedAvg, by what clients hold before the server averages, in the last round."""
     found = read_table(experiment, setting)
     rows = []
     for label in LIKE_FEDAVG[experiment]:
+        runs = [run for run in found.counted.get(label, ()) if found.no_longer(run, "mean") is None]
+        if not runs:
+            continue
         cells = [f"{label} less fedavg"]
         for name in ("mean", "worst5"):
             view = View.named(f"before_agg:{name}@last")
@@ -232,7 +235,7 @@ def alike(experiment: str, setting: str) -> str:
             fedavg = {run["seed"]: figure(run, view) for run in found.runs["fedavg"]}
             gains = [
                 100 * (own - other)
-                for run in found.runs[label]
+                for run in runs
                 if (own := figure(run, view)) is not None and (other := fedavg.get(run["seed"])) is not None
             ]
             cells += [f"{fmean(gains):+.2f}", *_beyond(gains)]
