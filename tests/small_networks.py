@@ -1,5 +1,7 @@
 """Networks for 8 x 8 images, as a user's own factories."""
 
+from collections.abc import Sequence
+
 from torch import Tensor, nn
 
 
@@ -17,6 +19,11 @@ def normalised(input_shape: tuple[int, ...], classes: int) -> nn.Module:
 def one_logit(input_shape: tuple[int, ...], classes: int) -> nn.Module:
     """For two classes: the logit of class 1."""
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 6), nn.Tanh(), nn.Linear(6, 1))
+
+
+def spare_output(input_shape: tuple[int, ...], classes: int, hidden: Sequence[int] = ()) -> nn.Module:
+    """One output more than there are classes; no layer is hidden."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, classes + 1))
 
 
 class Words(nn.Module):

@@ -48,6 +48,12 @@ def test_squared_errors_need_as_many_outputs_as_targets() -> None:
         Federation(task, data, build_algorithm("fedavg", {}, {}))
 
 
+def test_floating_labels_are_no_classes() -> None:
+    data = FederatedData.from_arrays([(np.ones((8, 3)), np.arange(8) % 2.0)] * 2)
+    with pytest.raises(InputError, match=r"fails: .*class labels are whole numbers"):
+        Federation(nn.Linear(3, 2).double(), data, build_algorithm("fedavg", {}, {}))
+
+
 def test_a_model_that_does_not_take_the_samples() -> None:
     with pytest.raises(InputError, match=r"shape \(3,\) and dtype torch.float64: RuntimeError: .*mat1"):
         Federation(nn.Linear(4, 2), clinics(), build_algorithm("fedavg", {}, {}))

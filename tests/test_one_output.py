@@ -1,19 +1,31 @@
 """A model of one output on data of two classes trains and scores as one of two outputs whose first is 0."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime
 import pytest
 import torch
+from sklearn.metrics import roc_auc_score
+from tests.flower.memory import Memory, experiment, remote, shards
+from tests.flower.test_contract import assert_alike as assert_same_run
+from tests.flower.test_contract import simulated
+from tests.small_networks import one_logit
 from torch import Tensor, nn
+from typer.testing import CliRunner
 
+from bespokefl import models
 from bespokefl.algorithms import Algorithm, build_algorithm
 from bespokefl.binary_metrics import binary_scores
-from bespokefl.data import FederatedData
+from bespokefl.cli import app
+from bespokefl.data import FederatedData, load
 from bespokefl.errors import InputError
 from bespokefl.federation import Federation
 from bespokefl.losses import class_logits
 from bespokefl.newcomers import Joining, join
+from bespokefl.predict import load_personal_model
+from bespokefl.results.files import read_csv
 from bespokefl.task import Batch, Task
 
 SETTINGS = {"lr": 0.3, "local_epochs": 2, "batch_size": 4}
@@ -195,3 +207,52 @@ def test_too_few_outputs_are_refused_before_training(
     data = FederatedData.from_arrays([(np.eye(3).repeat(3, 0), np.repeat(labels, 3))] * 2)
     with pytest.raises(InputError, match=message):
         Federation(nn.Linear(3, outputs).double(), data, build_algorithm("fedavg", {}, {}), engine=engine)
+
+
+def finished_run(folder: Path) -> Path:
+    (folder / "exp.toml").write_text(
+        'seeds = [0]\nalgorithm = { name = "ditto" }\n[model]\nname = "tests.small_networks:one_logit"\n'
+        "[data]\nparity = true\nclients = 3\npartition = 'iid'\nmax_samples = 240\n"
+        "[train]\nrounds = 3\nlocal_epochs = 3\nbatch_size = 10\nlr = 0.3\n[output]\npersonal = true\n"
+    )
+    result = CliRunner().invoke(app, ["run", str(folder / "exp.toml"), "--out", str(folder / "out")])
+    assert result.exit_code == 0, result.output
+    return folder / "out" / "ditto" / "seed-0"
+
+
+def test_a_run_its_predictions_and_its_files(tmp_path: Path) -> None:
+    run = finished_run(tmp_path)
+    data = load("digits", 3, "iid", parity=True, max_samples=240)
+    rows, columns = data.splits["test"][1], read_csv(run / "clients.csv")
+    y = data.y[rows].numpy()
+    np.save(tmp_path / "new.npy", data.x[rows].numpy())
+    found = load_personal_model(run, client=1).predict([tmp_path / "new.npy"])
+    odd = np.array([one.probabilities["odd"] for one in found])
+    assert [one.label for one in found] == [("even", "odd")[int(p > 0.5)] for p in odd]
+    assert np.mean([one.label == data.classes[label] for one, label in zip(found, y, strict=True)]) == pytest.approx(
+        columns["accuracy"][1]
+    )
+    assert columns["auc"][1] == pytest.approx(roc_auc_score(y, odd)) and columns["auc"][1] > 0.5
+
+    arguments = ["export", str(run), "--client", "1", "--out", str(tmp_path / "m.safetensors"), "--onnx"]
+    assert CliRunner().invoke(app, arguments).exit_code == 0
+    session = onnxruntime.InferenceSession(tmp_path / "m.onnx", providers=["CPUExecutionProvider"])
+    z = torch.from_numpy(session.run(None, {"x": data.x[rows].numpy()})[0])
+    assert z.shape == (len(rows), 1)
+    np.testing.assert_allclose(torch.sigmoid(z)[:, 0], odd, rtol=1e-4, atol=1e-6)
+
+
+def test_silos_of_a_model_with_one_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def factory(input_shape: tuple[int, ...], classes: int, hidden: Any = ()) -> nn.Module:
+        return one_logit(input_shape, classes)
+
+    monkeypatch.setitem(models.MODELS, "one-logit", models.registry.ModelSpec("one-logit", "one output", factory))
+    it = experiment("ditto", clients=3, data={"parity": True}, model={"name": "one-logit"})
+    here = simulated(it)
+    there = remote(it, Memory(shards(tmp_path, it, [[0], [1, 2]])), tmp_path)
+    for _ in range(2):
+        here.round()
+        assert there.round().failed == {}
+    assert_same_run(here, there, 1e-9)
+    np.testing.assert_allclose(here.evaluate().further["auc"], there.evaluate().further["auc"])
+    assert here.evaluate().loss.mean() > 0.05

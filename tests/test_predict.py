@@ -46,6 +46,16 @@ def stored_test_rows(client: int) -> Any:
     return raw.x[rows].numpy(), raw.y[rows].numpy()
 
 
+def test_outputs_that_no_class_belongs_to(tmp_path: Path) -> None:
+    model = {"name": "tests.small_networks:spare_output"}
+    it = experiment("local", rounds=1, precision="float32", output={"personal": True}, model=model)
+    run_experiment(it, tmp_path, resume=False, reporter=Notes())
+    np.save(tmp_path / "new.npy", stored_test_rows(2)[0])
+    first = load_personal_model(tmp_path / "local" / "seed-0", client=2).predict([tmp_path / "new.npy"])[0]
+    assert list(first.probabilities) == [*"0123456789", "output 10"]
+    assert sum(first.probabilities.values()) == pytest.approx(1)
+
+
 def silo_with_a_model(tmp_path: Path) -> Path:
     made = [own_silo(tmp_path, k, [0, 1, 2]) for k in range(2)]
     transport = Memory({k: open_silo(home, data=data, device="cpu") for k, (home, data) in enumerate(made)})

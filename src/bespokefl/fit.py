@@ -123,7 +123,9 @@ def _check_losses(task: Task, out: Tensor, y: Tensor) -> None:
         try:
             losses = _numerically(task, out.device, lambda n=n: task.per_sample(out[:n], y[:n]))  # type: ignore[misc]
         except Exception as error:
-            raise InputError(f"{told}, fails: {type(error).__name__}: {error}") from error
+            numbers = y.is_floating_point() and task.classifies
+            hint = ". Floating targets are numbers to be predicted; class labels are whole numbers" if numbers else ""
+            raise InputError(f"{told}, fails: {type(error).__name__}: {error}{hint}") from error
         if isinstance(losses, Tensor) and losses.shape == (n,) and losses.is_floating_point():
             continue
         if not isinstance(losses, Tensor):

@@ -79,8 +79,10 @@ class PersonalModel:
 
     def _prediction(self, source: str, values: npt.NDArray[np.float64]) -> Prediction:
         best = int(values.argmax())
-        each = {name: float(value) for name, value in zip(self.classes, values, strict=True)}
-        return Prediction(source, self.classes[best], float(values[best]), each)
+        spare = [f"output {k}" for k in range(len(self.classes), len(values))]  # that no class belongs to
+        names = [*self.classes, *spare]
+        each = {name: float(value) for name, value in zip(names, values, strict=True)}
+        return Prediction(source, names[best], float(values[best]), each)
 
     def _read(self, path: Path) -> npt.NDArray[Any]:
         """Samples as the model was trained on them, before their normalisation."""
