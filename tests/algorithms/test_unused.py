@@ -31,6 +31,7 @@ Config = dict[str, Any]
 BASE: Config = {"lr": 0.2, "local_epochs": 1, "batch_size": 2}
 # Beside it, so that few rounds of few clients show what acts:
 START: dict[str, Config] = {
+    "fedavg-steps": {"after": 2, "mu": 0.3},
     "fedfomo": {"M": 1, "explore": 1.0},
     "fedfv": {"lr": 1.0},
     "fedrep": {"head_epochs": 1},
@@ -190,7 +191,7 @@ def walks(name: str, thorough: bool) -> Iterator[tuple[Algorithm, list[str]]]:
     cls, base = ALGORITHMS[name].cls, BASE | START.get(name, {})
     known = [f.name for f in fields(cls) if f.name not in ELSEWHERE]
     yield moved(cls(), base), known
-    configs = [*OWN.get(name, []), *(FINE_TUNED if "personal" in known else [])]
+    configs = [*OWN.get(name, []), *(FINE_TUNED if {"personal", "finetune_epochs"} <= {*known} else [])]
     if thorough:
         configs += [*EVERY, *(AVERAGING if issubclass(cls, ModelAveraging) else [])]
     for config, names in configs:
