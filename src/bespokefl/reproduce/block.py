@@ -20,8 +20,7 @@ def headings(comparison: Comparison) -> list[str]:
 
 def rows(comparison: Comparison) -> list[list[str]]:
     """A row for each column that the paper prints, and the last for all of them."""
-    columns = comparison.compared
-    named = [("/".join(part for part in (one.setting, one.metric) if part), one.tally) for one in columns]
+    named = [(one.name, one.tally) for one in comparison.compared]
     return [_row(name, found, comparison) for name, found in [*named, (ALL, comparison.tally)]]
 
 
@@ -80,15 +79,19 @@ def sentences(comparison: Comparison) -> list[str]:
         said.append(
             "Pairs: as in the paper / the other way round, both beyond two standard errors over seeds / neither."
         )
-    if swapped := pairs_in_words(found.ordering.among("other")):
-        said.append(f"The other way round in ours: {swapped}.")
+    swapped = [(column.name, pair) for column in comparison.compared for pair in column.tally.ordering.among("other")]
+    if swapped:
+        said.append(f"The other way round in ours: {_in_words(swapped)}.")
     return [SMALL_SCALE, *said] if comparison.small else said
 
 
-def pairs_in_words(pairs: Sequence[Pair]) -> str:
+def _in_words(pairs: Sequence[tuple[str, Pair]]) -> str:
+    """The largest differences first."""
+    ranked = sorted(pairs, key=lambda one: -abs(one[1].ours or 0.0))
     more = len(pairs) - MOST_PAIRS
-    return "; ".join(map(_pair, pairs[:MOST_PAIRS])) + (f"; and {more} more" if more > 0 else "")
+    return "; ".join(_pair(*one) for one in ranked[:MOST_PAIRS]) + (f"; and {more} more" if more > 0 else "")
 
 
-def _pair(pair: Pair) -> str:
-    return f"{pair.above} over {pair.below} (paper {pair.paper:+.2f}, ours {pair.ours:+.2f} ±{pair.error:.2f})"
+def _pair(column: str, pair: Pair) -> str:
+    numbers = f"paper {pair.paper:+.2f}, ours {pair.ours:+.2f}, standard error {pair.error:.2f}"
+    return f"{pair.above} over {pair.below} in {column} ({numbers})"

@@ -44,6 +44,10 @@ class Column:
     cells: tuple[Cell, ...]
 
     @property
+    def name(self) -> str:
+        return "/".join(part for part in (self.setting, self.metric) if part)
+
+    @property
     def tally(self) -> Tally:
         return compare_cells(self.metric, self.cells)
 
@@ -63,7 +67,7 @@ def by_seed(values: Iterable[tuple[int, float | None]]) -> dict[int, float]:
 
 
 def paper_numbers(paper: PaperSection) -> dict[str, dict[str, float]]:
-    """The paper's numbers by metric and label, as our tables show them; those that are lost are left out."""
+    """The paper's numbers by metric and label, as our tables show them."""
     numbers = _in_table_units(paper.numbers, paper)
     if paper.accuracy:
         numbers["mean"] = dict(paper.accuracy) | numbers.get("mean", {})
@@ -83,9 +87,7 @@ def paper_spreads(paper: PaperSection) -> dict[str, dict[str, float]]:
 
 def _in_table_units(numbers: Mapping[str, Mapping[str, float]], paper: PaperSection) -> dict[str, dict[str, float]]:
     return {
-        name: {
-            label: in_table_units(name, number, paper.unit) for label, number in by_label.items() if number == number
-        }
+        name: {label: in_table_units(name, number, paper.unit) for label, number in by_label.items()}
         for name, by_label in numbers.items()
     }
 
