@@ -19,7 +19,7 @@ from bespokefl.data import PARTITIONS, SOURCES
 from bespokefl.models import MODELS
 
 SMALL = """
-algorithms = ["local", {name = "fedavg", personal = "global"}]
+algorithms = [{name = "local", note = "the clients' <own> data only."}, {name = "fedavg", personal = "global"}]
 [data]
 clients = 6
 max_samples = 400
@@ -76,6 +76,8 @@ def test_run_prints_the_table_and_where_the_report_is(finished: tuple[Path, str]
     caption = " ".join(said.split())
     assert "Scored: personal models of all 6 clients, round 2, test split (the last round): " in caption
     assert "the global model for fedavg" in caption and "the method's own personal model for local" in caption
+    assert caption.index("own personal model for local") < caption.index("local: the clients' <own> data only.")
+    assert '<p class="note">local: the clients&#x27; &lt;own&gt; data only.</p>' in (out / "report.html").read_text()
     for name in ("report.html", "result.png", "result.svg"):
         assert (out / name).stat().st_size > 5000
 

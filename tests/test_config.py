@@ -121,6 +121,8 @@ def test_a_list_of_the_command_line_replaces_the_file_s_algorithm(tmp_path: Path
         ("algorithms = ['local']\nseeds = [-1]", ["seeds = [-1]"]),
         ("algorithms = [\n'local',\n'Local:Local', 'local']", ["'Local:Local' cannot be imported", "line 3"]),
         ("algorithms = [\n'local',\n'local']", ["algorithm.label = 'local' stands twice", "exp.toml, line 3"]),
+        ("algorithms = [\n{name = 'local', note = 3}]", ["algorithm.note = 3", "a sentence", "line 2"]),
+        ("algorithms = [\n{name = 'local', note = 'a  b'}]", ["algorithm.note = 'a  b'", "one line", "line 2"]),
         ("algorithms = [\n{name = 'local', label = '../x'}]", ["algorithm.label = '../x'", "folder", "line 2"]),
         ("algorithms = ['local']\n[algorithm]\nname = 'ditto'", ["algorithm.name = 'ditto'", "keep one", "line 3"]),
         ("algorithms = ['local', 'fedavg']\n[algorithm]\nmuu = 1.0", ["algorithm.muu = 1.0", "line 3"]),

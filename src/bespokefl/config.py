@@ -207,6 +207,7 @@ class AlgorithmChoice(Section):
     label: str  # names the folder and the row in tables
     hyper: Document = {}
     shared: frozenset[str] = frozenset()  # which of them were told to several methods
+    note: str = ""  # what a reader of the results should know of this method here; stands under the table
     key: str = "algorithm"  # where it stands in the file
 
 

@@ -168,7 +168,10 @@ def experiment_document(experiment: Experiment) -> Document:
         sections["data"]["root"] = os.path.abspath(os.path.expanduser(root))  # the file may be read from elsewhere
     return {
         "seeds": list(experiment.seeds),
-        "algorithms": [{"name": c.name, "label": c.label, **c.hyper} for c in experiment.algorithms],
+        "algorithms": [
+            {"name": c.name, "label": c.label, **({"note": c.note} if c.note else {}), **c.hyper}
+            for c in experiment.algorithms
+        ],
         **{name: keys for name, keys in sections.items() if keys},
     }
 
@@ -253,8 +256,11 @@ def _choice(entry: object, key: str) -> AlgorithmChoice:
         raise InputError(
             f"algorithm.label = {label!r}: names a folder; should be letters, digits, and + - _ . after the first."
         )
-    hyper = {name: value for name, value in entry.items() if name not in ("name", "label")}
-    return AlgorithmChoice(name=entry["name"], label=label, hyper=hyper, key=key)
+    note = entry.get("note", "")
+    if not isinstance(note, str) or note != " ".join(note.split()):
+        raise InputError(f"algorithm.note = {note!r}: should be a sentence or two in one line, for under the table.")
+    hyper = {name: value for name, value in entry.items() if name not in ("name", "label", "note")}
+    return AlgorithmChoice(name=entry["name"], label=label, hyper=hyper, note=note, key=key)
 
 
 def _check_label(choice: AlgorithmChoice, before: Sequence[AlgorithmChoice]) -> None:

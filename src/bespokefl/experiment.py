@@ -292,6 +292,7 @@ def make_plan(
         new_clients=experiment.new_clients,
         document=document,
         data=data.digest,
+        note=choice.note,
     )
 
 

@@ -56,6 +56,7 @@ class RunPlan:
     document: Document  # the resolved configuration
     new_clients: NewClientsSection = field(default_factory=NewClientsSection)
     data: Mapping[str, str] = field(default_factory=dict)  # by which the data are known when the run is resumed
+    note: str = ""  # for the readers of its results
 
 
 class Run:
@@ -273,6 +274,7 @@ class Run:
             "scored": f"personal models of {who}, round {score.round}, test split",
             "n_clients": fed.data.clients,
             **({"data_note": fed.data.note} if fed.data.note else {}),
+            **({"note": plan.note} if plan.note else {}),
             "clients_failed": sum(len(line["failed"]) for line in log.lines),
             "clients_untrained": untrained(log.lines, fed.honest.tolist(), score.round),
             "waste": float(log.total("waste")) / len(log.lines),

@@ -1,5 +1,6 @@
 """pFedHN: two rounds worked out in numpy, PLGU-GHN as its neighbour, and what travels."""
 
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from tests.algorithms import small
 from tests.algorithms.small import Array, Weights
 from torch import nn
 
-from bespokefl.algorithms.pfedhn import PFedHN
+from bespokefl.algorithms.pfedhn import HyperNetworked, PFedHN
 from bespokefl.algorithms.plgu_ghn import PLGUGHN
 from bespokefl.data.federated import FederatedData
 from bespokefl.engines import Sequential, Vectorized
@@ -28,6 +29,12 @@ LOCAL: dict[str, Any] = {
     "local_unit": "steps",
 }
 SERVER: dict[str, Any] = {"eta_h": 0.3, "eta_v": 0.2, "momentum_h": 0.8, "weight_decay_h": 0.02, "clip": 0.4}
+
+
+def test_the_defaults_of_both_methods_differ_where_their_docstrings_say() -> None:
+    ours, theirs = PLGUGHN(), PFedHN()
+    shared = [field.name for field in fields(HyperNetworked)]
+    assert {key for key in shared if getattr(ours, key) != getattr(theirs, key)} == {"n_hidden", "embed_opt"}
 
 
 def clipped(g: Weights, limit: float | None) -> Weights:

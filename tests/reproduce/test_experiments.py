@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from docs.make_reproduce import COMMAND, PAGE, filled
 from typer.testing import CliRunner
 
 from bespokefl import assembly
+from bespokefl.algorithms.pfedhn import HyperNetworked
 from bespokefl.cli import app
 from bespokefl.config import Part
 from bespokefl.config_file import read_parts
@@ -62,6 +64,19 @@ def test_it_can_be_read_and_names_what_exists(name: str) -> None:
         assert experiment.paper.title and experiment.paper.source
         if SOURCES[experiment.data.source].files and experiment.data.source != "fashion-mnist":
             assert experiment.paper.data
+
+
+@pytest.mark.parametrize("name", ["plgu-table2", "plgu-figure4", "plgu-figure6"])
+def test_hypernetworks_that_are_compared_are_alike(name: str) -> None:
+    """Of the same size, by the same steps: all that pFedHN and PLGU-GHN share but the visits."""
+    shared = [field.name for field in fields(HyperNetworked)]
+    compared = 0
+    for part in parts(name):
+        built = [assembly.make_algorithm(part.experiment, choice) for choice in part.experiment.algorithms]
+        found = [algorithm for algorithm in built if isinstance(algorithm, HyperNetworked)]
+        compared += len(found) == 2
+        assert all(getattr(algorithm, key) == getattr(found[0], key) for algorithm in found for key in shared)
+    assert compared
 
 
 @pytest.mark.parametrize("name", ITEMS)

@@ -105,6 +105,14 @@ def test_caption_names_the_scored_models(runs: list[StoredRun]) -> None:
     assert "2 seeds" in caption(runs) and "seeds" not in caption(runs[:1])
 
 
+def test_caption_says_once_what_the_experiment_says_of_a_method(runs: list[StoredRun]) -> None:
+    before = caption(runs)
+    for run in runs:
+        if run.label == "tuned" and run.summary is not None:
+            run.summary["note"] = "made for something else."
+    assert caption(runs) == before + "\ntuned: made for something else."
+
+
 def test_caption_tells_of_clients_that_never_took_part(runs: list[StoredRun]) -> None:
     assert "taken part" not in caption(runs)  # of files before this was counted
     for run, count in zip(runs, (0, 3, 0, 3), strict=True):

@@ -14,6 +14,7 @@ Sizes, optimisers (a fresh one for every visit) and clipping are those of the au
 * The authors take K = 50 batches (``local_unit="steps"``, ``local_epochs=50``); the default is epochs as elsewhere, so
   that methods are compared at the same local work.
 * The authors draw every local batch anew from the whole data; here batches go through shuffled epochs.
+* PLGU-GHN shares all settings but ``n_hidden`` and ``embed_opt``: its docstring says why.
 * Buffers (running statistics), which the authors' models do not have, are averaged as in FedAvg.
 """
 

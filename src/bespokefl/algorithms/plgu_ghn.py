@@ -12,8 +12,14 @@ from the slides' objective, min over phi and v of max over epsilon of (1/N) sum 
     phi <- phi + eta_h (1/C) sum_i J_phi H(v_i; phi + epsilon)^T Delta_i                                     (25)
     v_i <- v_i + eta_v J_v H(v_i; phi + epsilon)^T Delta_i   for the clients of the round
 
-Everything but the round is pFedHN's (``pfedhn.py``), which is the case rho = 0 with one client per round: optimisers,
-clipping, and the architecture but for its 3 layers instead of 4; v takes plain steps, ``embed_opt="sgd"`` is pFedHN's.
+Everything but the round is pFedHN's (``pfedhn.py``), which is the case rho = 0 with one client per round: the length
+of the embeddings, H's width, all rates, momenta and decays, and clipping. Two defaults differ:
+
+* H has 3 fully connected layers (``n_hidden=2``), as PLGU's section 6.1 says; pFedHN's code has 4 (``n_hidden=3``).
+* v takes the plain steps of (25), of the clients of the round (``embed_opt="plain"``); pFedHN's code moves all v by
+  momentum and decay (``"sgd"``).
+
+Where the two are compared they are to have the same H and the same steps, as in PLGU's experiments here.
 """
 
 from dataclasses import dataclass

@@ -69,13 +69,15 @@ def ranking_html(comparison: Comparison) -> str:
     columns = _wanted(comparison)
     head = _heading("method", "Sort by name", "text", "ascending") + "".join(_column_heading(c) for c in columns)
     best = {column.title: _best(column, rows) for column in columns}
+    first, *notes = caption(comparison.runs).splitlines()
+    told = "".join(f'<p class="note">{html.escape(text)}</p>' for text in (f"{first} {_more(comparison)}", *notes))
     clients = {label: _clients(comparison, label) for label in comparison.labels}
     body = "\n".join(_row(row, columns, best, clients[row.label]) for row in rows)
     return (
         '<div class="ranking"><div class="scroll" tabindex="0" role="region" aria-label="Ranking">'
         '<table><caption class="unseen">Methods, the best mean first</caption>'
         f"<thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table></div>"
-        f'<p class="note">{html.escape(caption(comparison.runs))} {html.escape(_more(comparison))}</p></div>'
+        f"{told}</div>"
     )
 
 

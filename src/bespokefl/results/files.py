@@ -154,6 +154,7 @@ class StoredRun:
 _NUMBERS = ("mean", "std", "worst5", "top5", "bytes_total", "train_seconds")
 _TEXTS = ("algorithm", "selection", "scored", "model")
 _OPTIONAL_NUMBERS = ("gm_acc", "s_acc", "g_acc", "peak_memory_bytes", "clients_untrained")
+_OPTIONAL_TEXTS = ("note",)
 _CLIENT_COLUMNS = ("client", "n_train", "n_test", "accuracy")
 _OPTIONAL_CLIENT_COLUMNS = ("rounds_asked", "rounds_failed", "malicious")
 
@@ -203,6 +204,7 @@ def _read_summary(path: Path) -> dict[str, Any]:
     for names, kinds in (
         (_NUMBERS, (int, float)),
         (_OPTIONAL_NUMBERS, (int, float, type(None))),
+        (_OPTIONAL_TEXTS, (str, type(None))),
         (_TEXTS, (str,)),
         (("rounds",), (int,)),
     ):

@@ -185,7 +185,7 @@ def _rounds_to_target(row: MethodRow) -> str:
 
 
 def caption(runs: Sequence[StoredRun]) -> str:
-    """Which models the numbers belong to."""
+    """Which models the numbers belong to, and what the experiment says of its methods."""
     finished = [run for run in runs if run.summary is not None]
     summaries = [run.summary for run in finished if run.summary is not None]
     scored = _listed(summary["scored"] for summary in summaries)
@@ -200,7 +200,13 @@ def caption(runs: Sequence[StoredRun]) -> str:
     spread = f" ± is the standard deviation over {seeds} seeds." if seeds > 1 else ""
     cost = " MB sent: both ways, all rounds; seconds: training without evaluation."
     of_some = f"{_of_whom_untrained(summaries)}{cost}{_of_whom_joined(summaries)}"
-    return f"Scored: {scored} ({selection}){of}: {which}.{spread}{of_some}"
+    return "\n".join([f"Scored: {scored} ({selection}){of}: {which}.{spread}{of_some}", *_notes(runs)])
+
+
+def _notes(runs: Sequence[StoredRun]) -> list[str]:
+    """What stands beside a method in the experiment's file, in the order of the table."""
+    told = {label: [run.summary.get("note") for run in own if run.summary] for label, own in by_method(runs).items()}
+    return [f"{label}: {note}" for label, notes in told.items() for note in dict.fromkeys(notes) if note]
 
 
 def _of_whom_untrained(summaries: Sequence[dict[str, Any]]) -> str:
