@@ -13,7 +13,7 @@ import torch
 from rich.console import Console
 from safetensors import safe_open
 
-from bespokefl import models
+from bespokefl import models, selection
 from bespokefl.config_file import parse_experiment
 from bespokefl.data import FederatedData, load
 from bespokefl.errors import InputError
@@ -190,6 +190,27 @@ def test_selection_takes_the_best_round(tmp_path: Path, select: str) -> None:
     assert (numbers["selected_round"], numbers["mean"]) == (best["round"], best["mean"])
     assert np.mean([float(row["accuracy"]) for row in rows(folder / "clients.csv")]) == pytest.approx(best["mean"])
     assert f"round {best['round']}," in numbers["scored"]
+
+
+@pytest.mark.parametrize(
+    "asks",
+    [{"paper": {"metrics": ["mean", "s_acc_std"]}}, {"eval": {"also": ["s_acc"]}}, {"paper": {"metrics": ["g_acc"]}}],
+)
+def test_cross_accuracies_that_are_asked_for_are_measured_at_any_cost(
+    asks: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(selection.AFFORDABLE, "cpu", 0.0)
+    settings = {"algorithms": ["local"], "train": {"rounds": 1}}
+    run(tmp_path / "unasked", settings)
+    run(tmp_path / "asked", settings | asks)
+    found = {name: summary(tmp_path / name / "local" / "seed-0") for name in ("unasked", "asked")}
+    assert found["unasked"]["s_acc"] is None and found["unasked"]["g_acc"] is None
+    assert found["asked"]["s_acc"] is not None and found["asked"]["g_acc"] is not None
+
+
+def test_what_is_asked_for_cannot_be_left_out() -> None:
+    with pytest.raises(InputError, match=r"eval\.cross = false.*s_acc_std"):
+        parse_experiment({"algorithms": ["local"], "eval": {"cross": False}, "paper": {"metrics": ["s_acc_std"]}})
 
 
 def test_cross_accuracies_can_be_left_out(tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ class EvalSection(Section):
     every: Positive = 1  # rounds; the last one is always evaluated
     select: Literal["auto", "last", "val", "best_test"] = "auto"  # auto: val with validation data, else last
     s_fraction: Annotated[float, Field(ge=0, le=1)] = 0.1  # c of the S-accuracy
-    cross: bool | Literal["auto"] = "auto"  # S- and G-accuracy; auto: where they cost seconds
+    cross: bool | Literal["auto"] = "auto"  # S- and G-accuracy; auto: where they cost seconds, or are asked for
     target: Annotated[float, Field(gt=0, le=1)] | None = None  # rounds are counted until the mean reaches it
     also: list[Literal["global", "before_agg", "train", "s_acc", "g_acc"]] = []  # scored, too, in every evaluated round
     features: bool = False  # keep figures of the personal models' features, the head's inputs, of every evaluated round
@@ -180,6 +180,9 @@ class TrackSection(Section):
     to: list[Literal["tensorboard", "mlflow"]] = []
     mlflow_uri: str | None = None  # None: MLFLOW_TRACKING_URI, or else a database beside the results
     experiment: str | None = None  # its name in MLflow; None: that of the output folder
+
+
+OF_OTHERS_DATA = ("s_acc", "g_acc", "s_acc_std", "g_acc_std")  # metrics of personal models on others' test data
 
 
 class PaperSection(Section):

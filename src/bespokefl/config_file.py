@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from bespokefl.algorithms import build_algorithm
 from bespokefl.config import (
     LARGEST_SEED,
+    OF_OTHERS_DATA,
     SECTIONS,
     AlgorithmChoice,
     Document,
@@ -23,6 +24,7 @@ from bespokefl.config import (
     Experiment,
     ModelSection,
     Origin,
+    PaperSection,
     Part,
     Section,
 )
@@ -149,6 +151,7 @@ def _parse(document: Document, settings: Sequence[Setting], origin: Origin) -> E
         }
         seeds = _seeds(document.get("seeds", [0]))
         _check_target(sections["eval"])
+        _check_crossed(sections["eval"], sections["paper"])
     return Experiment(_algorithms(document, origin), seeds, **sections, origin=origin)
 
 
@@ -158,6 +161,16 @@ def _check_target(section: EvalSection) -> None:
         raise InputError(
             f"eval.every = {section.every} beside eval.target = {section.target}: the number of rounds to the target "
             "would depend on how often rounds are evaluated. Set eval.every = 1, or leave out eval.target."
+        )
+
+
+def _check_crossed(section: EvalSection, paper: PaperSection) -> None:
+    """What a paper reports is measured."""
+    wanted = [name for name in paper.metrics if name in OF_OTHERS_DATA]
+    if wanted and section.cross is False:
+        raise InputError(
+            f"eval.cross = false beside paper.metrics = {', '.join(wanted)}: S- and G-accuracy are what eval.cross "
+            "measures. Set it to true or 'auto', or leave these metrics out."
         )
 
 

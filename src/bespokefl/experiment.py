@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from bespokefl import assembly
-from bespokefl.config import AlgorithmChoice, Experiment
+from bespokefl.config import OF_OTHERS_DATA, AlgorithmChoice, EvalSection, Experiment
 from bespokefl.data import FederatedData
 from bespokefl.engines import Engine
 from bespokefl.engines.peak import PeakMemory
@@ -286,7 +286,7 @@ def make_plan(
         label=choice.label,
         seed=seed,
         rounds=experiment.train.rounds,
-        eval=experiment.eval,
+        eval=_with_crossed(experiment),
         checkpoint=experiment.checkpoint,
         output=experiment.output,
         new_clients=experiment.new_clients,
@@ -294,6 +294,13 @@ def make_plan(
         data=data.digest,
         note=choice.note,
     )
+
+
+def _with_crossed(experiment: Experiment) -> EvalSection:
+    """S- and G-accuracy are measured, whatever they cost, where the experiment asks for one of them."""
+    asked = {*experiment.eval.also, *experiment.paper.metrics} & set(OF_OTHERS_DATA)
+    automatic = experiment.eval.cross == "auto"
+    return experiment.eval.model_copy(update={"cross": True}) if asked and automatic else experiment.eval
 
 
 def make_folder(out: Path) -> None:
