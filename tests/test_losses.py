@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from bespokefl.losses import cross_entropy, dice_loss, hit, pixel_mean
+from bespokefl.losses import cross_entropy, dice_loss, hit
 from bespokefl.task import Batch, Task
 
 KEY = torch.zeros((), dtype=torch.int64)
@@ -62,10 +62,3 @@ def test_hits_of_masks_are_shares_of_pixels() -> None:
     logits, y = maps()
     expected = (logits.argmax(1) == y).double().mean((1, 2))
     torch.testing.assert_close(hit(logits, y), expected)
-
-
-def test_features_of_maps_are_means_over_pixels() -> None:
-    h = torch.randn(3, 4, 5, 6)
-    torch.testing.assert_close(pixel_mean(h), h.flatten(2).mean(2))
-    assert torch.equal(pixel_mean(h[:, :, 0, 0]), h[:, :, 0, 0])
-    assert pixel_mean(h[:, :, 0]).shape == (3, 24)  # a sequence is taken as it is

@@ -67,10 +67,5 @@ def hit(outputs: Tensor, y: Tensor) -> Tensor:
     return _over_pixels((class_logits(outputs).argmax(1) == y).to(outputs.dtype))
 
 
-def pixel_mean(h: Tensor) -> Tensor:
-    """A vector of features per sample: of feature maps (samples, channels, height, width) the mean over pixels."""
-    return h.mean((2, 3)) if h.ndim == 4 else h.flatten(1)
-
-
 def _over_pixels(values: Tensor) -> Tensor:
     return values if values.ndim == 1 else values.flatten(1).mean(1)

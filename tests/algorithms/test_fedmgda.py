@@ -64,6 +64,13 @@ def test_step_size_decays_from_round_to_round() -> None:
     small.assert_models(run.server["w"], two_rounds(run, P0 - 0.1, (0.8, 0.2))[0], 1e-11)
 
 
+def test_step_size_may_fall_in_stairs() -> None:
+    """With a tenth in ten rounds, every second one: 1, 1, 10^-0.2, 10^-0.2, ..."""
+    falling = FedMGDAPlus(eta_g=2.0, eta_g_decay=10**-0.1, eta_g_every=2)
+    steps = [falling.step_size(t) for t in range(5)]
+    np.testing.assert_allclose(steps, [2, 2, 2 * 10**-0.2, 2 * 10**-0.2, 2 * 10**-0.4], rtol=1e-14)
+
+
 def test_defaults_are_the_papers_and_uniform_weights_centre_on_the_middle() -> None:
     assert (FedMGDAPlus().epsilon, FedMGDAPlus().eta_g, FedMGDAPlus().eta_g_decay) == (0.1, 1.0, 1.0)
     run = small.federate(FedMGDAPlus(**TRAINING, weights="uniform"))

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from bespokefl.algorithms import Algorithm, build_algorithm
-from bespokefl.algorithms.base import Setup
 from bespokefl.algorithms.fedavg import FedAvg
-from bespokefl.algorithms.lg_mix import DISTANCES, Kept, LGMix, share, valid
+from bespokefl.algorithms.lg_mix import DISTANCES, Kept, LGMix, share, valid, vectors
 from bespokefl.algorithms.local import Local
 from bespokefl.data.federated import FederatedData
 from bespokefl.engines import Sequential, Vectorized
@@ -461,7 +460,7 @@ class Convolutions(nn.Module):
 
 
 @both_engines
-@pytest.mark.parametrize("map_features", ["mean", "all"])
+@pytest.mark.parametrize("map_features", ["mean", "pixels"])
 def test_lambda_of_a_model_of_masks(engine: Any, map_features: Any) -> None:
     rng = np.random.default_rng(0)
     clients = [(rng.normal(size=(6, 1, 5, 5)), rng.integers(0, 2, (6, 5, 5))) for _ in range(2)]
@@ -501,9 +500,50 @@ def energy(model: Model, x: Tensor, map_features: str) -> float:
     return float((h.mean((2, 3)) if map_features == "mean" else h).square().sum())
 
 
+@both_engines
 @pytest.mark.parametrize("trace", ["code", "centred"])
-def test_centred_traces_take_maps_by_their_mean(trace: Any) -> None:
-    task = Task(Convolutions(), "dice")
-    LGMix(trace=trace).check(task, Setup(2, (2,), 0, False))
-    with pytest.raises(InputError, match="map_features = 'mean'"):
-        LGMix(trace=trace, map_features="all").check(task, Setup(2, (2,), 0, False))
+@pytest.mark.parametrize("map_features", ["mean", "pixels"])
+def test_centred_traces_of_maps(engine: Any, trace: Any, map_features: Any) -> None:
+    """Against numpy's covariance of all vectors that were met."""
+    rng = np.random.default_rng(0)
+    clients = [(rng.normal(size=(6, 1, 5, 5)), rng.integers(0, 2, (6, 5, 5))) for _ in range(2)]
+    torch.manual_seed(0)
+    task = Task(Convolutions(), "dice", dtype=torch.float64)
+    data = FederatedData.from_arrays(clients, test=0.3)
+    method = LGMix(lr=2.0, batch_size=2, local_epochs=1, trace=trace, map_features=map_features)
+    run = Federation(task, data, method, engine=engine())
+    run.round()
+    for client, rows in enumerate(data.splits["train"]):
+        net = Convolutions().double()
+        net.load_state_dict(task.initial)
+        order, met = rng_order(run.seed, client, rows), {"local": [], "common": []}
+        for k in range(0, len(order), 2):
+            x, y = data.x[order[k : k + 2]], data.y[order[k : k + 2]].long()
+            for name, model in (("local", net.state_dict()), ("common", task.initial)):
+                h = torch.relu(nn.functional.conv2d(x, model["body.weight"], model["body.bias"], padding=1)).detach()
+                met[name].append(h.mean((2, 3)) if map_features == "mean" else h.movedim(1, -1).flatten(0, 2))
+            net.zero_grad()
+            p = torch.softmax(net(x), 1)[:, 1].flatten(1)
+            g = y.flatten(1)
+            (1 - (2 * (p * g).sum(1) + 1) / ((p**2).sum(1) + g.sum(1) + 1)).mean().backward()
+            with torch.no_grad():
+                for v in net.parameters():
+                    v -= 2.0 * v.grad  # type: ignore[operator]
+        values = {name: np.linalg.eigvalsh(np.cov(torch.cat(h).numpy().T, bias=True)) for name, h in met.items()}
+        kept = {name: v[1:].sum() if trace == "code" else v.sum() for name, v in values.items()}
+        wanted = kept["local"] / (kept["local"] + kept["common"])
+        assert abs(wanted - 0.5) > 1e-4
+        np.testing.assert_allclose(run.facts()["lambda"][client], wanted, rtol=1e-9)
+
+
+def test_vectors_of_the_heads_input() -> None:
+    h = torch.randn(3, 4, 5, 6)
+    assert vectors(h, "pixels").shape == (3, 30, 4)
+    torch.testing.assert_close(vectors(h, "mean")[:, 0], h.flatten(2).mean(2))
+    assert torch.equal(vectors(h[:, :, 0, 0], "pixels")[:, 0], h[:, :, 0, 0])
+    assert vectors(h[:, :, 0], "pixels").shape == (3, 1, 24)  # a sequence is taken as it is
+
+
+def test_energy_of_all_pixels_is_the_default() -> None:
+    """Eq. (5) with every output of a convolutional head: Sigma is a sum over samples and pixels."""
+    assert LGMix().map_features == "pixels"

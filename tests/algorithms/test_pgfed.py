@@ -566,24 +566,26 @@ def test_impossible_values_are_refused(name: str, wrong: dict[str, Any]) -> None
 
 # without the tangents --------------------------------------------------------------------------------
 @both_engines
-@pytest.mark.parametrize("order", ["paper", "code"])
-def test_exact_risks_by_hand(engine: Any, order: Any) -> None:
+def test_exact_risks_by_hand(engine: Any) -> None:
     """Two rounds of two full-batch steps; the second round knows of both clients."""
-    run = quadratics(PGFed(**EXAMPLE, taylor=False, alpha_order=order), engine)
+    run = quadratics(PGFed(**EXAMPLE, taylor=False), engine)
     run.round()
     run.round()
     w = np.array([1.6775, 0.7775])
     for i in range(2):
         theta, alpha = w.copy(), np.full(2, 0.5)
         for _ in range(2):
-            before = theta
             others = sum(alpha[j] * H[j] * (theta - C[j]) for j in range(2))
             theta = theta - 0.1 * (H[i] * (theta - C[i]) + 0.1 * others)
-            at = theta if order == "paper" else before
-            f = np.array([0.5 * (H[j] * (at - C[j]) ** 2).sum() for j in range(2)])
+            f = np.array([0.5 * (H[j] * (theta - C[j]) ** 2).sum() for j in range(2)])
             alpha = np.maximum(alpha - 0.5 * 0.1 * f, 0)
         near(run.client_model(i)["x"], theta)
         near(run.server.A[i], alpha)
+
+
+def test_exact_risks_have_no_order_of_the_code() -> None:
+    with pytest.raises(InputError, match=r'algorithm\.alpha_order = "code".*taylor = false.*alpha_order = "paper"'):
+        quadratics(PGFed(**EXAMPLE, taylor=False, alpha_order="code"))
 
 
 def test_tangents_are_off_by_the_distance_to_where_they_touch() -> None:

@@ -232,7 +232,7 @@ def test_lg_mixs_map_features_act_where_the_heads_input_is_a_map() -> None:
     net = nn.Sequential(nn.Conv2d(1, 3, 3, padding=1), nn.Tanh(), nn.Conv2d(3, 2, 1))
     data = FederatedData.from_arrays([{"train": (x, y), "test": (x, y)}, {"train": (-x, y), "test": (x, y)}])
     lams = []
-    for map_features in ("mean", "all"):
+    for map_features in ("mean", "pixels"):
         method = build_algorithm("lg-mix", BASE, {"map_features": map_features})
         federation = Federation(Task(net, "dice", dtype=torch.float64), data, method, engine="sequential")
         federation.round()

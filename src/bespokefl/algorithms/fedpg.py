@@ -6,13 +6,23 @@ to first order no loss and no unfairness rises. A P-model is one step from the G
 to the client's own -g_i that does not hurt the others, or (gamma > 0) hurts them by at most the share gamma of what
 -g_i would; P-models never touch the G-model.
 
-Only the supplement is public. Taken from its sibling papers FedMDFG (AAAI 2023) and FedLF (AAAI 2024): columns of one
-length (``scale``), the length of d (sigma), the window of absent clients (``tau``). Ours: the personal direction's
-problem, ``grad_mode="pseudo"`` as a setting, and what is done where the supplement's Lemma 1 fails (a direction that
-lowers all losses need not lower F, then the hull contains 0): the fairness column is dropped for the round
-(``fair_dropped`` counts), then absent clients', the oldest first; if d is still 0 the model is stationary and stays.
-Clients whose gradient vanishes (below 1e-6) have no say in the round's direction. ``grad_mode="exact"`` differentiates
-in evaluation mode, as losses are measured, so BatchNorm statistics stay.
+Only the supplement is public. Taken from its sibling papers FedMDFG (AAAI 2023) and FedLF (AAAI 2024), and different:
+
+* ``scale``: all columns, the fairness and the absent clients' ones too, get the mean length of the online gradients, as
+  in FedLF's code (there layer by layer). FedMDFG's rescales the online ones only: its fairness column is their sum with
+  weights of length 1, and absent gradients keep the length of their own round.
+* ``tau`` = floor(M / |S_t|) counts in M all clients seen so far, this round's too. FedLF's code counts those of earlier
+  rounds only, and looks at absent clients only once these are more than the cohort.
+* The length of d (sigma) is that of the mean of the scaled online gradients, as in FedMDFG's code; FedLF's takes the
+  mean as it was before scaling.
+* ``fair_angle`` is FedMDFG's angle, whose code also wants fairness when the loss of some, not all, is above its own
+  running mean. ``rose`` (a loss above that of the client's last round) is ours.
+
+Ours as well: the personal direction's problem, ``grad_mode="pseudo"`` as a setting, and what is done where the
+supplement's Lemma 1 fails (a direction that lowers all losses need not lower F, then the hull contains 0): the fairness
+column is dropped for the round (``fair_dropped`` counts), then absent clients', the oldest first; if d is still 0 the
+model is stationary and stays. Clients whose gradient vanishes (below 1e-6) have no say in the round's direction.
+``grad_mode="exact"`` differentiates in evaluation mode, as losses are measured, so BatchNorm statistics stay.
 """
 
 from collections.abc import Sequence

@@ -15,8 +15,10 @@ the same of u at the round's start. The sum is the trace of sum_x h h^T. Where b
 * Unlike the authors' code: traces are uncentred, as in the paper; ``trace="code"`` centres the features and leaves out
   the smallest singular value of their covariance, and can fall on the other side of 1/2; ``"centred"`` only centres.
   Several local epochs follow one another (the code restores the weights before each).
-* Where the head's input is a map (segmentation), h is its mean over pixels; the papers do not say.
-  ``map_features="all"`` takes every pixel's value as a feature of its own.
+* Where the head's input is a map (segmentation), every pixel is a sample of eq. (5): the head's parameters get a
+  gradient from each pixel's output, h h^T for a 1x1 convolution, so Sigma is a sum over samples and pixels. Whether the
+  sum or the mean over pixels is taken makes no difference: the factor cancels in r. ``map_features="mean"`` takes
+  instead the one vector of the pixels' mean, in which opposite features cancel each other.
 * As in the code: local features come from the training pass and global ones from one in evaluation mode, so that with
   BatchNorm they differ even for equal weights (``features_mode="both_eval"``: both in evaluation mode); normalisation
   statistics are averaged and mixed like weights. Unlike there, a running variance that this makes 0 or less (it is a
@@ -38,7 +40,6 @@ from bespokefl.algorithms.base import Setup
 from bespokefl.algorithms.hyper import hyper
 from bespokefl.cohort import Cohort
 from bespokefl.errors import InputError
-from bespokefl.losses import pixel_mean
 from bespokefl.program import Down, Phase, Program
 from bespokefl.task import Batch, Task
 from bespokefl.trees import Model, Tree, add, norm, scale, sub, tree_map, zeros
@@ -99,19 +100,19 @@ class LGMix(ModelAveraging):
     features_mode: Literal["as_code", "both_eval"] = hyper(
         "as_code", "local features of the training pass, or of one in evaluation mode as the global ones"
     )
-    map_features: Literal["mean", "all"] = hyper(
-        "mean", "h where the head's input is a map: its mean over pixels, or all of it"
+    map_features: Literal["pixels", "mean"] = hyper(
+        "pixels", "h where the head's input is a map: that of every pixel, or their mean"
     )
 
     def check(self, task: Task, setup: Setup) -> None:
         super().check(task, setup)
         shape = tuple(task.initial[task.head[0]].shape)
-        fits = len(shape) == 2 or (len(shape) == 4 and self.map_features == "mean")
+        fits = len(shape) in (2, 4)
         fewest = 2 if self.trace == "code" else 1  # features: the code leaves one of their singular values out
         if self.trace != "paper" and (not fits or shape[1] < fewest):
             raise InputError(
                 f"algorithm.trace = {self.trace!r} (lg-mix) centres the features: it needs a linear head (or a "
-                f"convolution, with map_features = 'mean') of at least {fewest} inputs, and "
+                f"convolution) of at least {fewest} inputs, and "
                 f"{task.head[0]!r} has the shape {shape}; use trace = 'paper'"
             )
 
@@ -179,12 +180,14 @@ class LGMix(ModelAveraging):
         return Moments(zero, none, none[:, None] * none if self.trace == "code" else zero)
 
     def plus(self, energy: Tree, h: Tensor, batch: Batch) -> Tree:
-        h = (pixel_mean(h) if self.map_features == "mean" else h.flatten(1)).double()
+        h = vectors(h, self.map_features).double()
         if self.trace == "paper":
-            return energy + batch.sum((h**2).sum(1))
-        counted = h if batch.weights is None else h * batch.weights.double()[:, None]
-        second = h.T @ counted if self.trace == "code" else (h * counted).sum()
-        return Moments(energy.n + batch.n.double(), energy.sum + counted.sum(0), energy.second + second)
+            return energy + batch.sum((h**2).sum((1, 2)))
+        counted = h if batch.weights is None else h * batch.weights.double()[:, None, None]
+        second = h.flatten(0, 1).T @ counted.flatten(0, 1) if self.trace == "code" else (h * counted).sum()
+        return Moments(
+            energy.n + batch.n.double() * h.shape[1], energy.sum + counted.sum((0, 1)), energy.second + second
+        )
 
     def energy(self, energy: Tree) -> Tensor:
         if self.trace == "paper":
@@ -222,6 +225,14 @@ class LGMix(ModelAveraging):
 
     def own(self, task: Task, down: Down, kept: Kept) -> Model:
         return kept.w
+
+
+def vectors(h: Tensor, map_features: str) -> Tensor:
+    """The head's inputs as (samples, vectors of each, features): of a map a vector for each pixel, or their mean."""
+    if h.ndim != 4:
+        return h.flatten(1).unsqueeze(1)
+    pixels = h.flatten(2).mT
+    return pixels if map_features == "pixels" else pixels.mean(1, keepdim=True)
 
 
 def valid(x: Model, otherwise: Model) -> Model:

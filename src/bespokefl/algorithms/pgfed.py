@@ -13,7 +13,9 @@ Index j ranges over the clients S_{t-1} that answered in the last round (client 
 there is none, and training is FedAvg's. What is scored is theta_i, the client's model after its last local training.
 
 * ``taylor=False`` takes the f_j of eq. (5) themselves in every step, for studies of what the tangents cost (the paper's
-  motivation, eq. (4)). For that the others' samples go to client i, so it is no federation, and O(N^2) work.
+  motivation, eq. (4)). For that the others' samples go to client i, so it is no federation, and O(N^2) work. Alpha
+  moves after theta there: nobody published the other order (``alpha_order="code"`` is refused), which leaves open
+  whether theta's gradient is taken with the moved alpha.
 * ``aggregation`` is that of the models theta_i; gradients enter eq. (13) as they come.
 * Beyond the paper: alpha is projected on alpha >= 0 after every step, as in the authors' code; the recursion of
   eq. (15) starts with the first auxiliary gradient that a client gets, unchanged, as in their code.
@@ -103,6 +105,14 @@ class PGFed(ModelAveraging):
     @property
     def why_not_apart(self) -> str:
         return "" if self.taylor else "algorithm.taylor = false takes every client's samples to all others"
+
+    def check(self, task: Task, setup: Setup) -> None:
+        super().check(task, setup)
+        if not self.taylor and self.alpha_order == "code":
+            raise InputError(
+                f'algorithm.alpha_order = "code" ({self.name}) is the order of the authors\' code, which has no '
+                'taylor = false; there take alpha_order = "paper"'
+            )
 
     def init(self, task: Task, x0: Model, setup: Setup) -> Server:
         A = torch.full((setup.clients, setup.clients), 1 / setup.cohort_size, dtype=task.dtype)
@@ -213,7 +223,7 @@ class PGFed(ModelAveraging):
         share = c.alpha @ down.mean_of
         q = task.grad(c.x, theirs, train=False, objective=lambda _, out, h: share @ task.per_sample(out, theirs.y))
         x, m = self.opt.step(c.x, axpy(self.mu, q.grad, p.grad), c.m)
-        f = down.mean_of @ task.losses(x if self.alpha_order == "paper" else c.x, theirs)
+        f = down.mean_of @ task.losses(x, theirs)
         return c._replace(x=x | p.buffers, m=m, alpha=self.allowed(c.alpha - self.eta2 * self.mu * f))
 
     def enter_closing(self, task: Task, down: Down, c: Training) -> FullPass:
