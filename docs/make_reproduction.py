@@ -36,6 +36,7 @@ from docs.stored_runs import (
     with_spread,
 )
 
+from bespokefl.errors import InputError
 from bespokefl.reproduce.digest import Made, RunDigest, figure
 from bespokefl.reproduce.measures import measure
 from bespokefl.reproduce.ordering import STANDARD_ERRORS
@@ -288,7 +289,10 @@ def main() -> None:
     COLLECTION.mkdir(exist_ok=True)
     if given.collect:
         folder, experiment, command, hardware = given.collect
-        taken = collect(Path(folder), experiment, Made(command=command, hardware=hardware))
+        try:
+            taken = collect(Path(folder), experiment, Made(command=command, hardware=hardware))
+        except InputError as error:
+            parser.error(str(error))
         print(f"taken in: {', '.join(taken) or 'nothing, no finished runs'}")
     if given.collect_trials:
         folder, experiment, setting, command, hardware = given.collect_trials

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from bespokefl.assembly import make_algorithm
 from bespokefl.config import AlgorithmChoice, Part
 from bespokefl.config_file import read_parts
+from bespokefl.errors import InputError
 from bespokefl.models import MODELS
 from bespokefl.reproduce.cells import Column, by_seed, paper_columns, paper_numbers, paper_spreads
 from bespokefl.reproduce.digest import Made, RunDigest, digest_runs, measured, read_digest, superseded, write_digest
@@ -191,20 +192,36 @@ def collect(folder: Path, experiment: str, made: Made) -> list[str]:
 
     A run takes the place of an earlier one of the same method and seed.
     """
-    taken = []
+    taken: dict[str, list[RunDigest]] = {}
     for part in parts(experiment):
         if not (folder / part.name).is_dir():
             continue
         new = digest_runs(folder / part.name, part.experiment.paper.metrics, made)
-        if not new:
-            continue
-        path = stored(experiment, part.name or WHOLE)
+        for run in new:
+            _check(part, run)
+        if new:
+            taken[part.name or WHOLE] = new
+    for setting, new in taken.items():
+        path = stored(experiment, setting)
         before = read_digest(path) if path.exists() else []
         runs = {(run["label"], run["seed"]): run for run in [*before, *new]}
         write_digest(path, [runs[key] for key in sorted(runs)])
-        taken.append(part.name or WHOLE)
     read_table.cache_clear()
-    return taken
+    return list(taken)
+
+
+def _check(part: Part, run: RunDigest) -> None:
+    """Refuses runs that are not of this setting, such as those of the small scale."""
+    labels = [choice.label for choice in part.experiment.algorithms]
+    where = f"The run of {run['label']}, seed {run['seed']}, in setting {part.name or 'of the whole'!r}"
+    if run["label"] not in labels:
+        raise InputError(f"{where}: the experiment has no such method, but {', '.join(labels)}.")
+    source, wanted = run["config"]["data"]["source"], part.experiment.data.source
+    if source != wanted:
+        raise InputError(
+            f"{where}: data.source = {source!r}, the experiment has {wanted!r}. Runs of the small scale, or of another "
+            "experiment, do not belong here."
+        )
 
 
 def collect_trials(folder: Path, experiment: str, setting: str, made: Made) -> None:

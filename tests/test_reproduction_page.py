@@ -19,6 +19,7 @@ from scipy.stats import kendalltau
 from typer.testing import CliRunner
 
 from bespokefl.cli import app
+from bespokefl.errors import InputError
 from bespokefl.reproduce.digest import Made, read_digest, superseded
 
 PAPERS = Path(stored_runs.__file__).parents[1] / "src/bespokefl/reproduce/papers"
@@ -228,6 +229,18 @@ def test_a_folder_of_runs_becomes_a_row_in_one_step(tmp_path: Path, monkeypatch:
     assert list(table.current("fedavg", "mean")) == [0]  # that of seed 1 counts no longer, nor do Local's
     assert table.current("local", "mean") == {}
     write(0.1, 10)
+    before = (tmp_path / "pgfed-table77-one.json").read_text()
+    file.write_text(file.read_text().replace("[data]", '[data]\nsource = "mnist"'))
+    stored_runs.parts.cache_clear()
+    with pytest.raises(InputError, match=r"data.source = 'digits', the experiment has 'mnist'"):
+        collect(tmp_path / "first", "pgfed-table77", made)
+    file.write_text(TABLE.replace("RATE", "0.1").replace("BATCH", "10").replace('"local"', '"fedper"'))
+    stored_runs.parts.cache_clear()
+    with pytest.raises(InputError, match="no such method, but fedper, fedavg"):
+        collect(tmp_path / "first", "pgfed-table77", made)
+    assert (tmp_path / "pgfed-table77-one.json").read_text() == before
+    write(0.1, 10)
+
     supersede("pgfed-table77", "one", ["local"], "*", "another")
     assert read_table("pgfed-table77", "one").current("local", "mean") == {}
     assert "left out: local" in row()["otherwise"]
