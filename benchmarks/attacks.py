@@ -63,7 +63,10 @@ def document(given: argparse.Namespace, attack: str, source: dict[str, Any]) -> 
         "algorithms": [{**METHODS[label], "label": label} for label in given.methods],
         "data": data | ({"max_samples": given.samples} if given.samples else {}),
         "model": {"name": "mlp", "hidden": [200, 200]},
-        "train": {"rounds": given.rounds, "participation": given.participation, "lr": given.lr, "batch_size": 50},
+        "train": {
+            **{"rounds": given.rounds, "participation": given.participation, "lr": given.lr},
+            **{"batch_size": 50, "local_epochs": 5, "momentum": 0.0, "weight_decay": 0.0},
+        },
         "eval": {"every": given.rounds, "select": "last", "cross": True, "s_fraction": 0.1},
         "attack": {**ATTACKS[attack], "share": given.share} if ATTACKS[attack] else {},
         "engine": {"device": given.device},

@@ -39,7 +39,17 @@ Methods whose server averages models have these too ([attacks](attacks.md) says 
 {rules}
 A method's own table follows its description. Where one of these has another default or another meaning, its section
 says so.
+
+## Every method's own defaults
+
+What neither the experiment file nor the arguments say is the method's own, in Python and on the command line alike.
+Rates that no paper or released code states are the common ones; tune them ([tuning](tuning.md)). To compare methods at
+equal local work, write `local_epochs`, `batch_size` and the rest in `[train]`. A dash: it changes nothing in the method
+as it stands. All start with `optimizer = "sgd"`, `opt_state = "reset"` and `drop_last = false`.
+
+{defaults}
 """
+DEFAULTS = ("lr", "lr_decay", "momentum", "weight_decay", "local_epochs", "batch_size", "weights")
 
 
 def page() -> str:
@@ -56,8 +66,24 @@ def top() -> str:
     averaging = ", ".join(name for name, spec in ALGORITHMS.items() if issubclass(spec.cls, ModelAveraging))
     rules = table(AVERAGING.values())
     return TOP.format(
-        command=COMMAND, lists="\n".join(lists), table=table(SHARED.values()), averaging=averaging, rules=rules
+        command=COMMAND,
+        lists="\n".join(lists),
+        table=table(SHARED.values()),
+        averaging=averaging,
+        rules=rules,
+        defaults=defaults(),
     )
+
+
+def defaults() -> str:
+    """A row for each method: what it starts with of what all methods share."""
+    lines = [f"| method | {' | '.join(f'`{name}`' for name in DEFAULTS)} |", f"|{' --- |' * (1 + len(DEFAULTS))}"]
+    for name, spec in ALGORITHMS.items():
+        algorithm = spec.cls()
+        unused = algorithm.unused()
+        cells = ("-" if key in unused else value(getattr(algorithm, key)) for key in DEFAULTS)
+        lines.append(f"| [{name}](#{anchor(name)}) | {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def index_line(spec: AlgorithmSpec) -> str:

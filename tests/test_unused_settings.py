@@ -1,18 +1,23 @@
-"""Settings of an experiment file that change nothing: refused, or said in a line and recorded."""
+"""What a file says and does not say: settings that change nothing, and those that are left to the method."""
 
 import io
 import tomllib
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from rich.console import Console
 
 from bespokefl import assembly
+from bespokefl.algorithms import ALGORITHMS
 from bespokefl.config import Experiment
 from bespokefl.config_file import parse_experiment, parse_setting, read_experiment
 from bespokefl.errors import InputError
 from bespokefl.experiment import run_experiment
+from bespokefl.federation import Federation
 from bespokefl.progress import LineReporter
 from bespokefl.tuning.space import read_spaces
 
@@ -93,3 +98,29 @@ def test_what_is_tuned_acts_in_the_method(tmp_path: Path) -> None:
     assert both["fedavg"].domains["algorithm.trim"].examples == (0.2, 0.3)
     with pytest.raises(InputError, match=r"tune\.own\.pfedme\.train\.momentum = \[0\.5\] changes nothing in pfedme"):
         read_spaces(read(tmp_path, SHARED + grid + "[tune.own.pfedme]\ntrain.momentum = [0.5]\n"))
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_python_and_a_file_that_only_names_it_give_the_same_run(name: str) -> None:
+    """Equal to the last bit; what the file says besides is neither Python's default nor the method's matter."""
+    keys = {"clients": 4, "max_samples": 80, "partition": "iid"}
+    document = {"algorithms": [name], "data": keys, "model": {"name": "mlp", "hidden": [4]}}
+    experiment = parse_experiment(document | {"train": {"participation": 0.75}})
+    data = assembly.load_data(experiment, 0)
+    module = assembly.make_module(experiment, 0, data)
+    kit = assembly.make_kit(experiment, experiment.algorithms[0], data)
+    of_file = assembly.make_federation(experiment, kit, 0, data)
+    of_python = Federation(module, data, ALGORITHMS[name].cls(), participation=0.75)
+    for federation in (of_file, of_python):
+        federation.round()
+    ours, theirs = of_file.state()[0], of_python.state()[0]
+    assert ours.keys() == theirs.keys() and all(torch.equal(v, theirs[k]) for k, v in ours.items())
+    assert np.array_equal(of_file.evaluate().loss, of_python.evaluate().loss)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_file_overrides_what_it_writes_and_nothing_else(name: str) -> None:
+    own = ALGORITHMS[name].cls()
+    experiment = parse_experiment({"algorithms": [name], "train": {"lr": 0.5, "batch_size": "full"}})
+    told = assembly.make_algorithm(experiment, experiment.algorithms[0])
+    assert {f.name for f in fields(own) if getattr(own, f.name) != getattr(told, f.name)} == {"lr", "batch_size"}

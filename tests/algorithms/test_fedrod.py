@@ -71,7 +71,7 @@ def by_hand(
 @pytest.mark.parametrize("clients", [[[0, 1], [0, 1]], [[1], [0, 1]], [[0, 1], [0]]], ids=["all", "late", "absent"])
 @pytest.mark.parametrize("head", ["linear", "hyper"])
 def test_two_rounds_by_hand(engine: type, clients: list[list[int]], head: Any) -> None:
-    algorithm = FedRoD(**LOCAL, head=head, width=4)
+    algorithm = FedRoD(**LOCAL, head="linear") if head == "linear" else FedRoD(**LOCAL, head="hyper", width=4)
     federation = small.federate(algorithm, engine(), schedule=clients)
     w, nu, heads = by_hand(federation, algorithm, clients)
     for _ in clients:

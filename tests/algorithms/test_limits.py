@@ -15,6 +15,7 @@ from bespokefl.algorithms.fedavg import FedAvg
 from bespokefl.algorithms.fedprox import FedProx
 from bespokefl.algorithms.local import Local
 from bespokefl.data.federated import FederatedData
+from bespokefl.errors import InputError
 from bespokefl.federation import Federation
 from bespokefl.rng import stream
 from bespokefl.trees import Model
@@ -97,7 +98,9 @@ def assert_close(a: Model, b: Model) -> None:
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_fedavg_of_one_client_is_plain_sgd(engine: str, momentum: float) -> None:
     data = federated(SIZES[:1])
-    run = federation(FedAvg(**TRAINING, momentum=momentum, opt_state="keep"), engine, data=data)
+    run = federation(
+        FedAvg(**TRAINING, momentum=momentum, opt_state="keep" if momentum else "reset"), engine, data=data
+    )
     module = net()
     optimiser = torch.optim.SGD(module.parameters(), lr=0.05, momentum=momentum)
     for round in range(3):
@@ -147,7 +150,8 @@ def test_kept_and_reset_momentum_differ_only_with_momentum(cls: type[Algorithm])
         run.round()
         return run.personal_models()
 
-    assert_equal(after_two_rounds(0.0, "keep"), after_two_rounds(0.0, "reset"))
+    with pytest.raises(InputError, match=r"opt_state = 'keep' .* changes nothing"):
+        after_two_rounds(0.0, "keep")
     kept, reset = after_two_rounds(0.9, "keep"), after_two_rounds(0.9, "reset")
     assert all(not torch.equal(kept[k], reset[k]) for k in kept)
 

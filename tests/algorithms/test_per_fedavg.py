@@ -16,7 +16,7 @@ from bespokefl.federation import Federation
 from bespokefl.task import Batch, Task
 
 # Momentum is given to show that it has no part in this method.
-TRAINING: dict[str, Any] = {"lr": 0.1, "momentum": 0.9, "local_epochs": 2, "batch_size": 2}
+TRAINING: dict[str, Any] = {"lr": 0.1, "local_epochs": 2, "batch_size": 2}
 ALPHA, DELTA = 0.3, 0.01
 both_engines = pytest.mark.parametrize("engine", [Sequential, Vectorized])
 
@@ -46,7 +46,13 @@ def test_by_hand(
     engine: type, variant: Any, sizes: Any, adapt_by: Any, size: float, weights: Any, n: tuple[int, int]
 ) -> None:
     algorithm = PerFedAvg(
-        **TRAINING, weight_decay=0.05, alpha=ALPHA, delta=DELTA, variant=variant, adapt_by=adapt_by, weights=weights
+        **TRAINING,
+        weight_decay=0.05,
+        alpha=ALPHA,
+        variant=variant,
+        adapt_by=adapt_by,
+        weights=weights,
+        **({"delta": DELTA} if variant == "hf" else {}),
     )
     schedule = [[1], [0, 1]]
     federation = small.federate(algorithm, engine(), schedule=schedule)

@@ -16,7 +16,7 @@ from bespokefl.federation import Federation
 from bespokefl.task import Task
 
 # Momentum is given to show that it has no part in this method.
-TRAINING: dict[str, Any] = {"lr": 0.02, "momentum": 0.9, "local_epochs": 2, "batch_size": 3}
+TRAINING: dict[str, Any] = {"lr": 0.02, "local_epochs": 2, "batch_size": 3}
 MOREAU: dict[str, Any] = {"lam": 6.0, "K": 3, "eta_p": 0.05}
 SCHEDULE = [[0], [0, 1]]
 both_engines = pytest.mark.parametrize("engine", [Sequential, Vectorized])
@@ -44,7 +44,8 @@ def trained(w: small.Weights, samples: Any, batches: Any, decay: float = 0.0) ->
     ],
 )
 def test_by_hand(engine: type, options: dict[str, Any], steps: Any) -> None:
-    algorithm = PFedMe(**TRAINING, **MOREAU, **options)
+    unused = {"local_epochs"} if "R" in options else set()
+    algorithm = PFedMe(**{k: v for k, v in TRAINING.items() if k not in unused}, **MOREAU, **options)
     federation = small.federate(algorithm, engine(), schedule=SCHEDULE)
     w, own, beta = small.start(), [small.start(), small.start()], options.get("beta", 1.0)
     n = [7, 4] if options.get("weights") == "sample" else [1, 1]

@@ -26,7 +26,7 @@ both_engines = pytest.mark.parametrize("engine", [Sequential, Vectorized])
 H = np.array([[1.0, 2.0], [2.0, 1.0]])  # f_i(x) = 1/2 (x - c_i) . H_i (x - c_i), H_i diagonal
 C = np.array([[1.0, 0.0], [0.0, 2.0]])
 START = {"x": torch.tensor([2.0, 1.0], dtype=torch.float64)}
-EXAMPLE: dict[str, Any] = {"mu": 0.1, "lr": 0.1, "eta2": 0.5, "local_epochs": 2, "batch_size": None}
+EXAMPLE: dict[str, Any] = {"mu": 0.1, "lr": 0.1, "eta2": 0.5, "local_epochs": 2, "batch_size": None, "momentum": 0.0}
 
 
 class Quadratic(nn.Module):
@@ -208,7 +208,7 @@ def many(algorithm: Algorithm, engine: Any = Sequential, **options: Any) -> Fede
 )
 def test_partial_participation_against_the_reference(engine: Any, beta: float | None, more: dict[str, Any]) -> None:
     shared: dict[str, Any] = {"mu": 0.3, "lr": 0.05, "eta2": 0.2}
-    settings = {**shared, "local_epochs": 3, "batch_size": None, **more}
+    settings = {**shared, "local_epochs": 3, "batch_size": None, "momentum": 0.0, **more}
     run = many(PGFed(**settings) if beta is None else PGFedMo(**settings, beta=beta), engine)
     for _ in SCHEDULE:
         run.round()
@@ -226,7 +226,7 @@ def test_partial_participation_against_the_reference(engine: Any, beta: float | 
 def test_alpha_starts_by_the_schedules_cohort() -> None:
     """Without ``clients_per_round``, too: 1/3, and not one over the number of all clients."""
     shared: dict[str, Any] = {"mu": 0.3, "lr": 0.05, "eta2": 0.2}
-    run = many(PGFed(**shared, local_epochs=3, batch_size=None), clients_per_round=None)
+    run = many(PGFed(**shared, local_epochs=3, batch_size=None, momentum=0.0), clients_per_round=None)
     for _ in SCHEDULE:
         run.round()
     expected = reference(MANY_H, MANY_C, MANY_SIZES, SCHEDULE, **shared, steps=3, size=3)
@@ -247,8 +247,8 @@ def test_a_schedule_of_several_sizes_must_come_with_a_number(method: Any, schedu
 @pytest.mark.parametrize("bounds", [{"alpha_cap": 0.2}, {"alpha_rows": "bounded"}])
 def test_bounds_of_alpha_against_the_reference(engine: Any, bounds: dict[str, Any]) -> None:
     shared: dict[str, Any] = {"mu": 1.0, "lr": 0.05, "eta2": 1.0}
-    run = many(PGFed(**shared, local_epochs=3, batch_size=None, **bounds), engine)
-    free = many(PGFed(**shared, local_epochs=3, batch_size=None), engine)
+    run = many(PGFed(**shared, local_epochs=3, batch_size=None, momentum=0.0, **bounds), engine)
+    free = many(PGFed(**shared, local_epochs=3, batch_size=None, momentum=0.0), engine)
     for _ in SCHEDULE:
         run.round()
         free.round()
@@ -302,7 +302,7 @@ def federation(algorithm: Algorithm, engine: Any = Sequential, **options: Any) -
     return Federation(data=samples(), algorithm=algorithm, **options)
 
 
-TRAINING: dict[str, Any] = {"lr": 0.05, "local_epochs": 2, "batch_size": 10}
+TRAINING: dict[str, Any] = {"lr": 0.05, "momentum": 0.0, "local_epochs": 2, "batch_size": 10}
 
 
 @both_engines
@@ -362,7 +362,7 @@ def test_alpha_is_touched_only_between_a_participant_and_the_last_rounds_ones(en
 
 @both_engines
 def test_differences_of_alpha_move_by_differences_of_intercepts(engine: Any) -> None:
-    run = many(PGFed(mu=0.3, lr=0.05, eta2=0.01, local_epochs=4, batch_size=None), engine)
+    run = many(PGFed(mu=0.3, lr=0.05, eta2=0.01, local_epochs=4, batch_size=None, momentum=0.0), engine)
     run.round()
     before, a, (j, k) = run.server.A, run.server.a, SCHEDULE[0][:2]
     assert a.min() < 0 < a.max()  # an intercept, not a loss
@@ -486,7 +486,7 @@ def test_the_authors_closing_gradient(engine: Any) -> None:
 
 def test_the_authors_closing_gradient_is_in_train_mode() -> None:
     exact, code = (
-        federation(PGFed(lr=0.05, local_epochs=1, batch_size=None, grad_pass=p), model=net(dropout=0.5))  # type: ignore[arg-type]
+        federation(PGFed(lr=0.05, momentum=0.0, local_epochs=1, batch_size=None, grad_pass=p), model=net(dropout=0.5))  # type: ignore[arg-type]
         for p in ("exact", "code")
     )
     exact.round()

@@ -5,7 +5,7 @@ server averages the bodies. The global model is the newest body with the initial
 after ``finetune_epochs`` of local SGD at evaluation, on a copy: of the whole model, of the body, or of the head alone.
 
 * The authors' code and PGFed's differ in the average: all clients alike (the default), or by samples.
-* The authors train with lr 0.1, divided by 10 after 1/2 and 3/4 of the rounds, and momentum 0.9, and fine-tune for 1 to
+* lr 0.1 and momentum 0.9 are the authors', who divide lr by 10 after 1/2 and 3/4 of the rounds, and fine-tune for 1 to
   5 epochs; PGFed's code for 1 epoch, at a rate of its own: ``finetune_lr``.
 * The head alone is fine-tuned with the body in evaluation mode; otherwise running statistics move with the copy.
 """
@@ -29,6 +29,8 @@ class FedBABU(PartialSharing):
         "Oh et al., FedBABU: Toward Enhanced Representation for Federated Image Classification, ICLR 2022"
     )
 
+    lr: float = hyper(0.1, "eta: step size of local SGD", low=0)
+    momentum: float = hyper(0.9, "momentum of local SGD", low=0, below=1)
     finetune_epochs: int = hyper(1, "tau_f: epochs of fine-tuning at evaluation", low=1)
     finetune_part: Literal["whole", "body", "head"] = hyper("whole", "what is fine-tuned")
     finetune_lr: float | None = hyper(None, "step size of fine-tuning; nothing: lr", low=0)

@@ -4,8 +4,8 @@ Clients minimise sum_i p_i f_i(phi, v_i) over a shared base phi and private last
 W_P,i). A client runs E epochs of SGD on both at once, one backward pass per batch, from the received phi and its own
 v_i; the server averages the phi_i. A client's model is the newest phi with its own v_i, the initial one if it never
 took part; the server, who never sees a v_i, has no model. ``private_layers`` is the paper's K_P, counted in layers
-with parameters (the paper counts blocks of a ResNet); running statistics go with their layer. Usual settings are
-lr 0.01 and batches of 128 (not checked against the paper).
+with parameters (the paper counts blocks of a ResNet); running statistics go with their layer. lr 0.01
+and batches of 128 are said to be the paper's.
 
 ``PartialSharing`` is what FedPer has in common with all methods that share one part of the model and keep the rest
 with its client: FedRep, LG-FedAvg, FedBABU, FedAlt, FedSim, FedBN and PLGU-GRep say which part, and how it is trained.
@@ -159,6 +159,8 @@ class FedPer(PartialSharing):
     name: ClassVar[str] = "fedper"
     paper: ClassVar[str] = "Arivazhagan et al., Federated Learning with Personalization Layers, arXiv 2019"
 
+    lr: float = hyper(0.01, "eta: step size of local SGD", low=0)
+    batch_size: int | None = hyper(128, "samples of a local step; nothing: the whole split", low=1)
     private_layers: int = hyper(1, "K_P: how many last layers are private; 1: the head", low=1)
 
     def private(self, task: Task) -> list[str]:

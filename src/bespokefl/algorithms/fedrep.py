@@ -6,7 +6,7 @@ A client's model is the newest body with its own head, the initial one if it nev
 
 * Each phase has an optimiser of its own. The head is trained with the body in evaluation mode; running statistics are
   part of the body, and move in its epochs only. ``local_epochs`` is not used.
-* The authors' code has 10 and 1 epochs, lr 0.01, momentum 0.5, weight decay 1e-4. PGFed's comparison has 5 and 5,
+* 10 and 1 epochs, lr 0.01, momentum 0.5 and weight decay 1e-4 are the authors' code's. PGFed's comparison has 5 and 5,
   without momentum.
 * In the last round of the authors' code all clients tune their head once more: ``last_head_epochs`` does so at
   evaluation, on a copy, so that every evaluated round shows it.
@@ -30,6 +30,9 @@ class FedRep(PartialSharing):
 
     acts: ClassVar = {"local_epochs": never("head_epochs and body_epochs say how long a client trains")}
 
+    lr: float = hyper(0.01, "eta: step size of local SGD", low=0)
+    momentum: float = hyper(0.5, "momentum of local SGD", low=0, below=1)
+    weight_decay: float = hyper(1e-4, "weight decay of local SGD", low=0)
     head_epochs: int = hyper(10, "tau: epochs of the head in a round", low=1)
     body_epochs: int = hyper(1, "epochs of the body in a round, after the head's", low=1)
     last_head_epochs: int = hyper(0, "epochs of the head at evaluation, on the newest body; 0: none", low=0)

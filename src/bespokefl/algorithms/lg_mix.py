@@ -25,7 +25,7 @@ the same of u at the round's start. The sum is the trace of sum_x h h^T. Where b
   sum of updates, of which du knows nothing of the client) is replaced: w's by the one just trained, u's by its last.
 
 The server sends du, and clients follow u by themselves; if one of the cohort missed a round, all are sent u anew.
-The paper trains with lr 0.01, without momentum, one local epoch, all clients in every round.
+lr 0.01, without momentum, and one local epoch are the paper's, which has all clients in every round.
 """
 
 from collections.abc import Sequence
@@ -90,6 +90,8 @@ class LGMix(ModelAveraging):
     sends: ClassVar = {"dw": None}
     averages: ClassVar = ("train", "train_anew")
 
+    lr: float = hyper(0.01, "eta: step size of local SGD", low=0)
+    local_epochs: int = hyper(1, "E: passes over a client's train split in a round", low=1)
     eta_g: float = hyper(1.0, "eta_g: step size of the global update", above=0)
     trace: Literal["paper", "centred", "code"] = hyper(
         "paper", "energy of features: sum of squares, the same of centred ones, or as in the authors' code"

@@ -8,7 +8,7 @@ w~ = w - alpha grad f_i(w) on the first and g = grad f_i(w~) on the second, and 
   w <- w - beta (g - alpha d), where d = (grad f_i(w + delta g) - grad f_i(w - delta g)) / (2 delta) on the third batch
   is the Hessian at w (not at w~) times g, eq. (10). Three batches, four gradients.
 
-beta is ``lr``, 0.001 in popular code. The server averages, 1/C each. A client is scored with one step of
+beta is ``lr``, 0.001 as in popular code. The server averages, 1/C each. A client is scored with one step of
 size alpha from the newest w on one batch of its train split, taken on a copy (``adapt_by="beta"``: of size beta, as
 PGFed's code does).
 
@@ -46,6 +46,7 @@ class PerFedAvg(ModelAveraging, OneModel):
         "opt_state": never("its plain steps have no state"),
     }
 
+    lr: float = hyper(0.001, "beta: step size of the meta step", low=0)
     alpha: float = hyper(0.01, "alpha: size of the step that adapts w to a client, eq. (3)", low=0)
     variant: Literal["hf", "fo"] = hyper("hf", "the meta gradient: Hessian-free, or of first order")
     delta: float = hyper(

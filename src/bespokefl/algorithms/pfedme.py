@@ -14,7 +14,7 @@ w_i. Further:
 * ``train_all``: their code trains all clients in every round and samples only whose w_i are averaged.
 * Their inner step also decays theta by 0.001, which is ``weight_decay`` here. Both updates are plain steps: momentum
   and ``opt_state`` have no effect.
-* They take eta = 0.005 and batches of 20.
+* eta = 0.005 and batches of 20 are theirs.
 * PGFed's comparison scores w_i: its code means theta_i, but overwrites it with w_i when a client's round ends. It has
   lam = 1, K = 5, eta_p = 0.01, eta = 0.005, beta = 1, the same decay, averages by samples, and batches of 10.
 * Running statistics are those of the passes at theta, also in w_i; beta above 1 does not push them beyond the mean.
@@ -56,6 +56,8 @@ class PFedMe(ModelAveraging, OneModel):
         "local_epochs": when(local_unit="epochs"),
     }
 
+    lr: float = hyper(0.005, "eta: step size of w_i", low=0)
+    batch_size: int | None = hyper(20, "samples of a local step; nothing: the whole split", low=1)
     lam: float = hyper(15.0, "lambda: pull of theta towards w_i, eq. (3)", low=0)
     K: int = hyper(5, "K: inner steps on one batch", low=1)
     eta_p: float = hyper(0.09, "eta_p: step size of theta", low=0)

@@ -24,9 +24,9 @@ there is none, and training is FedAvg's. What is scored is theta_i, the client's
   prevent it.
 * Unlike the authors' code: alpha moves after theta, as in Algorithm 1 (``alpha_order="code"`` for theirs); the closing
   gradient is exact and in evaluation mode (``grad_pass="code"``: shuffled, train mode, without the last incomplete
-  batch); their beta was never in effect, because the name that turns it on is refused by their own command line. The
-  paper trains with momentum 0.9, their code keeps its buffers over rounds (``opt_state="keep"``), and takes batches
-  of 10 without an epoch's incomplete one (``drop_last``).
+  batch); their beta was never in effect, because the name that turns it on is refused by their own command line.
+  Momentum 0.9 is the paper's and lr 0.005 the code's, which keeps its buffers over rounds (``opt_state="keep"``), and
+  takes batches of 10 without an epoch's incomplete one (``drop_last``).
 * Normalisation statistics (BatchNorm) are averaged like weights, and those that the closing pass would leave are not
   kept. The authors' code exchanges parameters only (``buffers="local"``): every client keeps statistics of its own,
   with those of the closing pass, and is scored with them; the global model's stay as they were at the start.
@@ -89,6 +89,8 @@ class PGFed(ModelAveraging):
     paper: ClassVar[str] = "Luo et al., PGFed: Personalize Each Client's Global Objective, ICCV 2023"
     sends: ClassVar = {"theta": "w", "grad": None}
 
+    lr: float = hyper(0.005, "eta: step size of local SGD", low=0)
+    momentum: float = hyper(0.9, "momentum of local SGD", low=0, below=1)
     mu: float = hyper(0.1, "mu: weight of the other clients' risks, eq. (5)", low=0)
     eta2: float = hyper(0.01, "eta_2: step size of alpha, Algorithm 1", low=0)
     alpha_order: Literal["paper", "code"] = hyper("paper", "alpha moves after theta, or before it (authors' code)")

@@ -18,7 +18,7 @@ paper's multi-exit baseline; lam = 1 leaves the client sides to themselves.
 * In split training phi runs on the client and theta on the server, which send each other the activations at the cut and
   their gradients. The numbers are the same; that traffic (twice an activation per sample and epoch) is not counted.
 
-The paper took lr 0.01, batches of 50, one local epoch.
+lr 0.01, batches of 50 and one local epoch are the paper's.
 """
 
 from collections.abc import Sequence
@@ -56,6 +56,8 @@ class SplitGP(ModelAveraging):
     sends: ClassVar = {"x": "w"}
     averages: ClassVar = ("train",)
 
+    lr: float = hyper(0.01, "eta: step size of local SGD", low=0)
+    local_epochs: int = hyper(1, "E: passes over a client's train split in a round", low=1)
     gamma: float = hyper(0.5, "gamma: weight of the client's exit in the loss", low=0, high=1)
     lam: float = hyper(0.2, "lambda: share of its own client side that a client keeps", low=0, high=1)
     E_th: float = hyper(0.4, "E_th: largest entropy with which a sample leaves at the client's exit", low=0)
