@@ -310,6 +310,20 @@ def test_a_bad_query(finished: tuple[Path, str], sql: str) -> None:
     assert "error: the query " in result.output
 
 
+@pytest.mark.slow
+def test_the_demonstration_says_why_a_method_is_below_local(tmp_path: Path) -> None:
+    done = in_a_process("run", "--out", "demo", "--set", "seeds=[0]", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = {}
+    for path in (tmp_path / "demo").glob("*/seed-0/summary.json"):
+        found[path.parts[-3]] = json.loads(path.read_text())
+    said = " ".join(done.stdout.split())
+    told = {label for label, summary in found.items() if "note" in summary and f"{label}: {summary['note']}" in said}
+    below = {label for label, summary in found.items() if summary["mean"] < found["local"]["mean"]}
+    behind = {label for label, s in found.items() if s["gm_acc"] and s["gm_acc"] < found["fedavg"]["gm_acc"] - 0.1}
+    assert len(found) == 10 and below | behind <= told
+
+
 def test_the_demonstration_can_be_read() -> None:
     from bespokefl.config_file import read_experiment
 
