@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from tests.engines import seats
+from tests.flattening_networks import NETWORKS
 from torch import nn
 
 from bespokefl.algorithms import ALGORITHMS, build_algorithm
@@ -167,3 +168,25 @@ def test_runs_at_once_on_a_gpu_are_those_alone(name: str, monkeypatch: pytest.Mo
     for found, expected in zip(seats.side_by_side(Together(Vectorized("cuda"), 3), work), alone, strict=True):
         for mine, theirs in zip(found, expected, strict=True):
             torch.testing.assert_close(mine.cpu(), theirs.cpu(), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("engine", [Sequential, Vectorized])
+def test_view_is_reshape(network: str, engine: type, bf16: bool) -> None:
+    """On a GPU the kernels choose layouts of their own; a network that flattens by view runs there, too."""
+    rng = np.random.default_rng(0)
+    found = []
+    for reshape in (False, True):
+        torch.manual_seed(0)
+        net = NETWORKS[network]((2, 8, 8), 3, reshape=reshape)
+        x, y = rng.normal(size=(20, 2, 8, 8)), np.arange(20) % 3
+        data = FederatedData.from_arrays([{"train": (x[k:], y[k:]), "test": (x[:k], y[:k])} for k in (4, 7, 9)])
+        method = build_algorithm("fedavg", {"lr": 0.1, "momentum": 0.9, "local_epochs": 1, "batch_size": 4})
+        task = Task(net, dtype=torch.float32, bf16=bf16)
+        federation = Federation(task, data, method, engine=engine("cuda", tf32=False), seed=1)
+        assert federation.round().failed == {}
+        found.append({**federation.global_model(), "loss": torch.as_tensor(federation.evaluate().loss)})
+        rng = np.random.default_rng(0)
+    for name, value in found[1].items():
+        torch.testing.assert_close(found[0][name], value, rtol=1e-4, atol=1e-5)
