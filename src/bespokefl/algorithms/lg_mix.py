@@ -26,6 +26,10 @@ the same of u at the round's start. The sum is the trace of sum_x h h^T. Where b
 
 The server sends du, and clients follow u by themselves; if one of the cohort missed a round, all are sent u anew.
 lr 0.01, without momentum, and one local epoch are the paper's, which has all clients in every round.
+
+Made for feature shift: u is never trained, and clients go on from their own models, which drift apart where labels are
+skewed. On skewed digits its personal models then score about as Local's, 91.9 % to 91.6 %, and u 70.0 %, where
+FedAvg's are at 94.7 % and 92.5 %; ``trace`` and ``history`` change that by at most 0.3 points (docs/results.md).
 """
 
 from collections.abc import Sequence
