@@ -170,7 +170,7 @@ def rate(seeds: Sequence[RunDigest]) -> str:
 def made(experiment: str, setting: str) -> str:
     """How the runs were made, and where their set-up differs from the experiment's."""
     found = read_table(experiment, setting)
-    runs = [run for seeds in found.runs.values() for run in seeds]
+    runs = _shown(found)
     by_command: dict[tuple[str, str], list[RunDigest]] = {}
     for run in runs:
         by_command.setdefault((run["made"]["command"], run["made"]["hardware"]), []).append(run)
@@ -189,14 +189,18 @@ def made(experiment: str, setting: str) -> str:
     return "<br>\n".join(lines)
 
 
+def _shown(found: Table) -> list[RunDigest]:
+    """The runs that the tables show: of a method without one that counts, the others."""
+    return [run for label, runs in found.runs.items() for run in found.counted.get(label) or runs]
+
+
 def _otherwise(found: Table) -> list[str]:
     """What differs, and in which methods where not in all."""
     where: dict[str, list[str]] = {}
-    for label, runs in found.runs.items():
-        for run in runs:
-            for key, values in {**set_up_changes(found.part, run), **changes(found.part, run)}.items():
-                where.setdefault(f"{key} = {values}", []).append(label)
-    every = len([run for runs in found.runs.values() for run in runs])
+    for run in _shown(found):
+        for key, values in {**set_up_changes(found.part, run), **changes(found.part, run)}.items():
+            where.setdefault(f"{key} = {values}", []).append(run["label"])
+    every = len(_shown(found))
     return [
         text if len(labels) == every else f"{text}: {', '.join(dict.fromkeys(labels))}"
         for text, labels in where.items()

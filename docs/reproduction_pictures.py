@@ -85,7 +85,7 @@ class Lines(NamedTuple):
 def accuracy_by_round(found: Table) -> list[dict[str, Any]]:
     return [
         {"round": at, "value": 100 * fmean(run["models"]["personal"]["mean"][k] for run in seeds), "line": label}
-        for label, seeds in found.runs.items()
+        for label, seeds in found.counted.items()
         for k, at in enumerate(seeds[0]["models"]["personal"]["rounds"])
     ]
 
@@ -93,7 +93,7 @@ def accuracy_by_round(found: Table) -> list[dict[str, Any]]:
 def lambda_by_round(found: Table) -> list[dict[str, Any]]:
     """Of the first seed."""
     rows = []
-    for label, (first, *_) in found.runs.items():
+    for label, (first, *_) in found.counted.items():
         course = first.get("facts", {}).get("lambda", {"rounds": [], "clients": []})
         for at, values in zip(course["rounds"], course["clients"], strict=True):
             rows += [
@@ -153,7 +153,7 @@ def line_plot(picture: Lines, found: Table) -> dict[str, Any]:
 def tick_plot(found: Table) -> dict[str, Any]:
     """A tick for each client of all seeds, and the mean; where the global model is scored, what clients hold before."""
     rows = []
-    for label, seeds in found.runs.items():
+    for label, seeds in found.counted.items():
         first, models = seeds[0]["models"], {label: "personal"}
         if first["personal"]["clients"] == first.get("global", {}).get("clients"):
             models[f"{label}, before averaging"] = "before_agg"
@@ -175,7 +175,7 @@ def tick_plot(found: Table) -> dict[str, Any]:
 def dot_plot(picture: Dots, found: Table) -> dict[str, Any]:
     ours = [
         {"method": label, "accuracy": value, "scored": look.name}
-        for label in found.runs
+        for label in found.counted
         for name, look in picture.ours.items()
         if (value := percent(found, label, name)) is not None
     ]
@@ -184,10 +184,10 @@ def dot_plot(picture: Dots, found: Table) -> dict[str, Any]:
         {"method": label, "accuracy": value, "scored": look.name}
         for name, look in at_hand.items()
         for label, value in found.paper[name].items()
-        if label in found.runs
+        if label in found.counted
     ]
     names, colours, shapes = zip(*picture.ours.values(), *at_hand.values(), strict=True)
-    y = {"field": "method", "type": "nominal", "sort": list(found.runs), "title": None}
+    y = {"field": "method", "type": "nominal", "sort": list(found.counted), "title": None}
     x = {"field": "accuracy", "type": "quantitative", "title": picture.title, "scale": {"zero": False}}
 
     def by_kind(values: Sequence[str]) -> dict[str, Any]:

@@ -4,7 +4,8 @@ A file of docs/reproduction/ holds the runs of one setting of an experiment in t
 command, the hardware and the date. Where a reason is written beside a run, its measures are no longer what they are
 called: they are shown with the reason, and count in no comparison. Where a method's hyper-parameters have changed in
 the experiment since, its runs are of *older settings*: they count, and are said to be so, until the setting has new
-ones.
+ones. Of runs over different numbers of rounds only the longest of a setting count: a mean over others would be of no
+run at all.
 """
 
 import json
@@ -36,7 +37,7 @@ class Table(NamedTuple):
 
     part: Part
     runs: dict[str, list[RunDigest]]  # by label, in the order of the experiment; a run for each seed
-    counted: dict[str, list[RunDigest]]  # those with the experiment's settings of now; where there are none, all
+    counted: dict[str, list[RunDigest]]  # those with the settings of now, else all; of these the longest
 
     @property
     def paper(self) -> dict[str, dict[str, float]]:
@@ -66,7 +67,7 @@ class Table(NamedTuple):
         if run["label"] not in {choice.label for choice in self.part.experiment.algorithms}:
             return "no longer in the experiment"
         if not any(run is other for other in self.counted.get(run["label"], ())):
-            return "older settings"
+            return "older settings" if changes(self.part, run) else "fewer rounds"
         return None
 
     def value(self, run: RunDigest, metric: str) -> float | None:
@@ -102,7 +103,18 @@ def read_table(experiment: str, setting: str) -> Table:
     every = list(dict.fromkeys([*labels, *(run["label"] for run in runs)]))
     by_label = {label: own for label in every if (own := [run for run in runs if run["label"] == label])}
     new = {label: [run for run in own if not changes(part, run)] for label, own in by_label.items()}
-    return Table(part, by_label, {label: own for label, own in new.items() if own} or by_label)
+    return Table(part, by_label, _longest({label: own for label, own in new.items() if own} or by_label))
+
+
+def _longest(by_label: dict[str, list[RunDigest]]) -> dict[str, list[RunDigest]]:
+    """The runs that were asked for the most rounds of all (one that ended early has done fewer)."""
+    most = max((_rounds(run) for own in by_label.values() for run in own), default=0)
+    longest = {label: [run for run in own if _rounds(run) == most] for label, own in by_label.items()}
+    return {label: own for label, own in longest.items() if own}
+
+
+def _rounds(run: RunDigest) -> int:
+    return int(run["config"]["train"]["rounds"])
 
 
 def stored(experiment: str, setting: str) -> Path:
@@ -118,8 +130,8 @@ def named(experiment: str, setting: str) -> str:
 
 
 def percent(found: Table, label: str, name: str) -> float | None:
-    """A measure's or a view's figure, the mean over seeds."""
-    values = by_seed((run["seed"], found.value(run, name)) for run in found.runs[label])
+    """A measure's or a view's figure, the mean over the seeds that count."""
+    values = by_seed((run["seed"], found.value(run, name)) for run in found.counted[label])
     return fmean(values.values()) if values else None
 
 

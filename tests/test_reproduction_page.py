@@ -162,6 +162,18 @@ def test_a_column_s_s_accuracies_can_be_marked_alone() -> None:
     assert len(found.current("fedavg", "l_acc")) == 3
 
 
+def test_of_runs_over_different_rounds_only_the_longest_count() -> None:
+    found = read_table("plgu-table2", "cifar10-c10")
+    every = [run for own in found.runs.values() for run in own]
+    by_rounds = {(run["label"], run["seed"]): run["config"]["train"]["rounds"] for run in every}
+    assert len(set(by_rounds.values())) == 2  # there are both
+    counted = {(run["label"], run["seed"]) for own in found.counted.values() for run in own}
+    assert {by_rounds[key] for key in counted} == {max(by_rounds.values())}
+    shorter = next(run for run in found.runs["fedsam"])
+    assert found.no_longer(shorter, "mean") == "fewer rounds" and not found.current("fedsam", "mean")
+    assert found.current("fedavg", "mean").keys() == {0}
+
+
 TABLE = """
 seeds = [0, 1]
 algorithms = ["local", { name = "fedavg", lr = RATE }]
@@ -272,7 +284,8 @@ def test_curves_are_means_over_seeds() -> None:
 def test_lambdas_are_drawn_by_client_and_method() -> None:
     course = {"clients": [[None, 0.5], [0.25, 0.75]], "rounds": [1, 2]}
     run = {"names": ["MNIST", "SVHN"], "facts": {"lambda": course}}
-    table = Table(read_part("lgmix-table1", "digits5"), {"fedavg": [{}], "lg-mix": [run, {}]}, {})  # type: ignore[list-item,typeddict-item]
+    runs = {"fedavg": [{}], "lg-mix": [run, {}]}
+    table = Table(read_part("lgmix-table1", "digits5"), runs, runs)  # type: ignore[arg-type]
     rows = LINES["lambdas"].rows(table)
     assert [(row["round"], row["line"], row["value"]) for row in rows] == [
         (1, "SVHN", 0.5),
@@ -287,8 +300,8 @@ def test_every_client_has_its_tick_and_what_it_holds_where_the_global_model_is_s
     by_row: dict[str, list[float]] = {}
     for tick in chart["data"]["values"]:
         by_row.setdefault(tick["method"], []).append(tick["accuracy"])
-    assert by_row.keys() - found.runs.keys() == {"fedavg, before averaging", "fedsam, before averaging"}
-    assert {len(ticks) for ticks in by_row.values()} == {300}  # of three seeds
+    assert by_row.keys() - found.counted.keys() == {"fedavg, before averaging"}
+    assert {len(ticks) for ticks in by_row.values()} == {100}  # of one seed
     for label, view in (("plgu-lf", "personal:mean@last"), ("fedavg", "global:mean@last")):
         assert fmean(by_row[label]) == pytest.approx(percent(found, label, view), abs=1e-3)
     held = percent(found, "fedavg", "before_agg:mean@last")
