@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 
 from bespokefl import assembly
 from bespokefl.config_file import read_experiment
+from bespokefl.data.headers import check_size
 from bespokefl.data.inputs import InputKind, kind_of
 from bespokefl.data.normalisation import Moments, normalise_alike
 from bespokefl.data.sources.base import channels_first, read_image
@@ -203,6 +204,7 @@ def _load(path: Path) -> Model:
 
 def _read_npy(path: Path) -> npt.NDArray[Any]:
     try:
+        check_size(path)
         array: npt.NDArray[Any] = np.load(path, allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
         raise InputError(f"{path} cannot be read as a .npy of plain numbers ({error}).") from None

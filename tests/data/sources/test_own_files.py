@@ -1,5 +1,7 @@
 """Users' own files: npz archives and folders of images, written here and read back."""
 
+import zipfile
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -155,3 +157,44 @@ def test_image_errors(tmp_path):
         load_dataset("images", str(tmp_path), mode="CMYK")
     with pytest.raises(InputError, match=r"data\.sise = 3.*Did you mean size"):
         load_dataset("images", str(tmp_path), sise=3)
+
+
+# files that are larger than they look ------------------------------------------------------------------
+def claiming(path, shape, dtype="<f4"):
+    """A .npy header that claims so many numbers, and none of them."""
+    with path.open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, {"descr": dtype, "fortran_order": False, "shape": shape})
+    return path
+
+
+def test_an_archive_that_unpacks_to_gigabytes_is_refused_by_its_header(tmp_path):
+    path = tmp_path / "bomb.npz"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        with archive.open("x.npy", "w", force_zip64=True) as file:
+            shape = (40_000, 25_000)  # 4 GB of zeros
+            np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": shape})
+            for _ in range(64):
+                file.write(bytes(2**20))  # the header decides; the rest may well be missing
+        archive.write(claiming(tmp_path / "y.npy", (40_000,), "<i8"), "y.npy")
+    with pytest.raises(InputError, match=r"bomb\.npz holds 4 GB of arrays, most of it in x; at most 2 GB.*max_gb = 4"):
+        load_dataset("npz", path)
+
+
+def test_a_claim_of_8e12_numbers_is_refused(tmp_path):
+    with zipfile.ZipFile(tmp_path / "claim.npz", "w") as archive:
+        archive.write(claiming(tmp_path / "x.npy", (2_000_000, 4_000_000)), "x.npy")
+    with pytest.raises(InputError, match=r"holds 3\.2e\+04 GB"):
+        load_dataset("npz", tmp_path / "claim.npz")
+
+
+def test_the_limit_can_be_raised_and_lowered(tmp_path):
+    path = save(tmp_path, x=np.zeros((500, 300)), y=np.arange(500) % 2)
+    assert len(load_dataset("npz", path, max_gb=0.01)) == 500
+    with pytest.raises(InputError, match=r"holds 0\.0012 GB.*at most 0\.001 GB"):
+        load_dataset("npz", path, max_gb=0.001)
+
+
+def test_labels_with_gaps_of_millions_are_refused(tmp_path):
+    path = save(tmp_path, x=np.zeros((3, 4)), y=np.array([0, 1_000_000, 2_000_000]))
+    with pytest.raises(InputError, match=r"label 2000000; number the classes from 0"):
+        load_dataset("npz", path)

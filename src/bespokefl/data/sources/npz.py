@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from bespokefl.data.checks import MOST_CLASSES
 from bespokefl.data.dataset import Dataset
+from bespokefl.data.headers import MOST_GB, check_size
 from bespokefl.data.inputs import InputKind, stored_as
 from bespokefl.data.options import NoOptions
 from bespokefl.data.sources.base import DIGITS, FilesMissing, Source, find, folders, train_test
@@ -34,9 +36,10 @@ ORGANS = (
 )
 
 
-def read_npz(path: Path, *required: str) -> Arrays:
-    """All arrays of an archive; pickled objects are refused."""
+def read_npz(path: Path, *required: str, max_gb: float = MOST_GB) -> Arrays:
+    """All arrays of an archive; pickled objects, and more than so many GB, are refused before anything is unpacked."""
     try:
+        check_size(path, max_gb, f"set data.max_gb = {2 * max_gb:g}, say, if the machine has room for them")
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             arrays = {key: archive[key] for key in archive.files}
     except (OSError, ValueError, EOFError, TypeError, zipfile.BadZipFile, zlib.error, lzma.LZMAError) as error:
@@ -54,6 +57,7 @@ class NpzOptions:
     """How arrays are read."""
 
     inputs: InputKind | None = None  # what x is; None: by its dtype and shape, whole numbers by the model
+    max_gb: float = MOST_GB  # of arrays that are read; told by the file's headers before anything is
 
 
 def as_inputs(x: npt.NDArray[Any], where: str, inputs: InputKind | None = None) -> npt.NDArray[Any]:
@@ -73,9 +77,15 @@ def as_inputs(x: npt.NDArray[Any], where: str, inputs: InputKind | None = None) 
     return x
 
 
-def dataset_of(name: str, path: Path, classes: tuple[str, ...] | None = None, said: InputKind | None = None) -> Dataset:
+def dataset_of(
+    name: str,
+    path: Path,
+    classes: tuple[str, ...] | None = None,
+    said: InputKind | None = None,
+    max_gb: float = MOST_GB,
+) -> Dataset:
     """The dataset in an archive with the keys documented for the source `npz`."""
-    arrays = read_npz(path)
+    arrays = read_npz(path, max_gb=max_gb)
     keys = next((keys for keys in (SPLIT, POOLED) if set(keys) <= set(arrays)), None)
     allowed = set(keys or ()) | set(OPTIONAL if keys == POOLED else OPTIONAL[2:3])
     if keys is None or not set(arrays) <= allowed:
@@ -88,6 +98,7 @@ def dataset_of(name: str, path: Path, classes: tuple[str, ...] | None = None, sa
     if "classes" in arrays:
         classes = _strings(arrays["classes"])
     elif classes is None:
+        _check_few(labels, path)
         classes = tuple(str(label) for label in range(1 + max(int(y.max(initial=0)) for y in labels)))
     if keys == SPLIT:
         _check_pairs(path, inputs, labels)
@@ -99,6 +110,16 @@ def dataset_of(name: str, path: Path, classes: tuple[str, ...] | None = None, sa
         domains = () if domain is None else tuple(str(d) for d in range(1 + int(domain.max(initial=0))))
     is_test = arrays["is_test"].astype(np.bool_) if "is_test" in arrays else None
     return Dataset(name, inputs[0], labels[0], classes, is_test, domain, domains, said)
+
+
+def _check_few(labels: list[npt.NDArray[Any]], path: Path) -> None:
+    """Labels such as 0 and 2,000,000 would make a model with two million outputs."""
+    highest = max(int(y.max(initial=0)) for y in labels)
+    if highest >= MOST_CLASSES:
+        raise InputError(
+            f"{path}: y holds the label {highest}; number the classes from 0 (to {MOST_CLASSES - 1} at most), or name "
+            "them all in the array classes."
+        )
 
 
 def _check_pairs(path: Path, inputs: list[npt.NDArray[Any]], labels: list[npt.NDArray[Any]]) -> None:
@@ -141,7 +162,7 @@ def _load_npz(root: Path | None, options: NpzOptions) -> Dataset:
         raise FilesMissing(
             f"data.source = 'npz' needs data.root to be a .npz file, not {str(root) if root else 'unset'}."
         )
-    return dataset_of(root.stem, root, said=options.inputs)
+    return dataset_of(root.stem, root, said=options.inputs, max_gb=options.max_gb)
 
 
 def load_usps(root: Path | None, options: NoOptions) -> Dataset:
