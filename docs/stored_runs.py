@@ -149,15 +149,17 @@ def with_spread(values: Sequence[float | None]) -> str:
 def changes(part: Part, run: RunDigest) -> dict[str, str]:
     """Hyper-parameters of the method that the run had otherwise than the experiment now: what it had, and now has.
 
-    An option that did not exist then had its default.
+    An option that did not exist then had its default. One that changes nothing in the method is not looked at.
     """
     choice = next((choice for choice in part.experiment.algorithms if choice.label == run["label"]), None)
     if choice is None:
         return {}
     then = {**run["config"]["train"], **run["config"]["algorithm"]}
     algorithm = _algorithm(part, choice)
-    found = {}
+    found, idle = {}, algorithm.unused()
     for field in fields(algorithm):
+        if field.name in idle:
+            continue
         before, now = _plain(then.get(field.name, field.default)), _plain(getattr(algorithm, field.name))
         if before != now:
             found[field.name] = f"{before} ({now})"

@@ -162,6 +162,14 @@ def test_a_column_s_s_accuracies_can_be_marked_alone() -> None:
     assert len(found.current("fedavg", "l_acc")) == 3
 
 
+def test_an_option_that_changes_nothing_makes_no_older_settings() -> None:
+    found = read_table("lgmix-table1", "digits5")
+    run = found.runs["fedrep"][0]
+    assert run["config"]["train"]["local_epochs"] == 1  # FedRep has head_epochs and body_epochs
+    assert "local_epochs" not in stored_runs.changes(found.part, run)
+    assert "lr" in stored_runs.changes(found.part, {**run, "config": {**run["config"], "algorithm": {"lr": 0.7}}})
+
+
 def test_of_runs_over_different_rounds_only_the_longest_count() -> None:
     found = read_table("plgu-table2", "cifar10-c10")
     every = [run for own in found.runs.values() for run in own]
