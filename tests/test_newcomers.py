@@ -297,4 +297,4 @@ def test_a_model_that_diverges_scores_nothing() -> None:
 
 
 def test_all_methods_are_tested() -> None:
-    assert len(ALGORITHMS) == 33
+    assert len(ALGORITHMS) == 34
