@@ -54,9 +54,7 @@ class Participation:
             return self.checked(self._function(round))
         if self._listed is not None:
             if round >= len(self._listed):
-                raise InputError(
-                    f"schedule names the clients of {len(self._listed)} rounds; this is round {round + 1}"
-                )
+                raise InputError(f"schedule names the clients of {len(self._listed)} rounds; this is round {round + 1}")
             return self._listed[round]
         return np.sort(stream(self._seed, "sample", round).choice(self._clients, self._sampled, replace=False))
 

@@ -15,6 +15,9 @@ from bespokefl.segmentation_metrics import class_masks, dice, hausdorff
 Floats = NDArray[np.float64]
 Labels = NDArray[np.int64] | NDArray[np.uint8]
 
+BINARY = ("auc", "sensitivity", "specificity", "f1")  # of `binary_scores`
+UNBOUNDED = frozenset({"hausdorff"})  # all others are fractions
+
 MOST_CELLS = 2**22  # of confusion matrices, or pixels of masks, that are worked on at a time
 
 
@@ -28,6 +31,12 @@ class Judged(NamedTuple):
     def always(self) -> bool:
         """Whether some of its metrics are so cheap and so usual that every evaluation has them."""
         return self.kind != "classes"
+
+    def names(self, closer: bool) -> tuple[str, ...]:
+        """The metrics that `judge` finds."""
+        if self.kind == "masks":
+            return ("dice", "hausdorff") if closer else ("dice",)
+        return BINARY if self.kind == "binary" else ("f1", "balanced_accuracy")
 
 
 def judge(
@@ -49,8 +58,7 @@ def _binary(logits: NDArray[np.generic], y: Labels, mask: NDArray[np.bool_]) -> 
     finite = np.isfinite(logits).all(-1) | ~mask
     diverged = ~finite.all(1)
     scores = binary_scores(np.where(diverged[:, None, None], 0, logits), y, mask)
-    named = {name: values for name, values in scores._asdict().items() if name != "accuracy"}
-    return {name: np.where(diverged, np.nan, values) for name, values in named.items()}
+    return {name: np.where(diverged, np.nan, getattr(scores, name)) for name in BINARY}
 
 
 def _classes(answers: NDArray[np.generic], y: Labels, mask: NDArray[np.bool_], classes: int) -> dict[str, Floats]:

@@ -8,7 +8,8 @@ import torch
 from tests.flower.memory import from_bytes, to_bytes
 
 from bespokefl.flower.envelope import Envelope
-from bespokefl.flower.wire import Leaf, Refused, check_rows, digest, packed, unpacked
+from bespokefl.flower.refusal import Refused
+from bespokefl.flower.wire import Leaf, check_rows, digest, packed, unpacked
 from bespokefl.serial import full_name
 
 

@@ -1,6 +1,5 @@
 """What a program's answer looks like, found by running it once on made-up samples."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ from bespokefl.engines import Sequential
 from bespokefl.engines.base import Job, Resident
 from bespokefl.engines.variants import outline
 from bespokefl.errors import RunError
-from bespokefl.flower.wire import Leaf, leaves_by_name
+from bespokefl.flower.wire import Form, leaves_by_name
 from bespokefl.program import Order, Phase, Program
 from bespokefl.task import Task
 from bespokefl.trees import Tree, repeat, rows, tree_map
@@ -29,9 +28,9 @@ class Expectation:
     def __init__(self, task: Task, initial_state: Tree, sample: FederatedData) -> None:
         self._task, self._state, self._data = task, initial_state, sample
         self._resident = Resident(sample, torch.device("cpu"), task.dtype)
-        self._known: dict[Any, dict[str, Leaf]] = {}
+        self._known: dict[Any, Form] = {}
 
-    def upload(self, order: Order) -> Mapping[str, Leaf]:
+    def upload(self, order: Order) -> Form:
         """Of one client."""
         own = rows(dict(order.per_client), 0)
         shapes = {k: (v.shape, v.dtype) for k, v in leaves_by_name({**order.shared, **own}).items()}
@@ -40,7 +39,7 @@ class Expectation:
             self._known[key] = self._found(order, own)
         return self._known[key]
 
-    def _found(self, order: Order, own: dict[str, Tree]) -> dict[str, Leaf]:
+    def _found(self, order: Order, own: dict[str, Tree]) -> Form:
         states = tree_map(lambda v: v[None], self._state)
         job = Job(
             self._task,
@@ -57,7 +56,7 @@ class Expectation:
         result = Sequential("cpu").run(job)
         for error in result.failed.values():
             raise RunError(f"a program fails on made-up samples: {type(error).__name__}: {error}") from error
-        return {k: Leaf(tuple(v.shape[1:]), v.dtype) for k, v in leaves_by_name(result.uploads).items()}
+        return Form.of(result.uploads)
 
 
 def shortened(program: Program) -> Program:

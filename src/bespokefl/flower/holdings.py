@@ -17,7 +17,7 @@ from bespokefl.data.normalisation import NORMALISATIONS, Moments, normalise_and_
 from bespokefl.data.sources import load_dataset
 from bespokefl.data.splits import SPLITS, Splits, check_fractions, split_client
 from bespokefl.errors import InputError
-from bespokefl.flower.wire import Refused
+from bespokefl.flower.refusal import Refused
 
 DEFAULT_TEST = 0.25
 

@@ -15,16 +15,17 @@ import numpy as np
 from flwr.app import Array as FlowerArray
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
-from bespokefl.errors import RunError
+from bespokefl.flower import limits
 from bespokefl.flower.envelope import Array, Envelope
+from bespokefl.flower.refusal import Refused, reading
 
 MESSAGE_TYPE = "query"  # the one kind of Flower message that carries all of ours; their own kind is in the header
-TYPES = ("float64", "float32", "float16", "int64", "int32", "int16", "int8", "uint8", "bool")
+TYPES = ("float64", "float32", "float16", "int64", "int32", "int16", "int8", "uint16", "uint8", "bool")
 HEADER, ARRAYS = "bespoke", "arrays"  # the two records of a message
 _TEXT, _INDEX = "header", "index"  # the fields of the first
 
 
-class MessageError(RunError):
+class MessageError(Refused):
     """What came is not a message of ours; the text says why."""
 
 
@@ -44,6 +45,11 @@ def to_record(envelope: Envelope) -> RecordDict:
 
 
 def from_record(content: RecordDict) -> Envelope:
+    with reading("the message"):
+        return _envelope(content)
+
+
+def _envelope(content: RecordDict) -> Envelope:
     header, index = _texts(content)
     record = content.array_records.get(ARRAYS)
     flat = {} if record is None else {kind: _numbers(kind, array) for kind, array in record.items()}
@@ -82,18 +88,24 @@ def _joined(kind: str, arrays: Iterable[Array]) -> FlowerArray:
 def _texts(content: RecordDict) -> tuple[Mapping[str, Any], list[tuple[str, str, tuple[int, ...]]]]:
     record = content.config_records.get(HEADER) or ConfigRecord()
     try:
-        header, index = (json.loads(str(record[field])) for field in (_TEXT, _INDEX))
+        texts = [str(record[field]) for field in (_TEXT, _INDEX)]
+        if max(len(text) for text in texts) > limits.HEADER_BYTES:
+            raise MessageError(f"the header is longer than {limits.HEADER_BYTES:,} bytes")
+        header, index = (json.loads(text) for text in texts)
     except (KeyError, ValueError, RecursionError) as error:
         raise MessageError(f"the header cannot be read ({error})") from None
     if not isinstance(header, dict) or not isinstance(index, list):
         raise MessageError("the header is not of the expected form")
+    if len(index) > limits.ARRAYS:
+        raise MessageError(f"the message holds {len(index):,} arrays; at most {limits.ARRAYS:,} are taken")
     return header, [_entry(entry) for entry in index]
 
 
 def _entry(entry: object) -> tuple[str, str, tuple[int, ...]]:
     match entry:
-        case [str(name), str(kind), list(shape)] if kind in TYPES and all(type(n) is int and n >= 0 for n in shape):
-            return name, kind, tuple(shape)
+        case [str(name), str(kind), list(shape)] if kind in TYPES and len(name) <= limits.ARRAY_NAME:
+            if len(shape) <= limits.DIMENSIONS and all(type(n) is int and 0 <= n <= limits.SIDE for n in shape):
+                return name, kind, tuple(shape)
     raise MessageError("the index of arrays is not of the expected form")
 
 

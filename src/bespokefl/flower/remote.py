@@ -17,14 +17,15 @@ from bespokefl.attacks import Attack
 from bespokefl.cohort import Cohort
 from bespokefl.engines.base import Resident
 from bespokefl.errors import Diverged, EndedEarly, InputError, RunError
-from bespokefl.evaluation import of_all
+from bespokefl.evaluation import judged_by, of_all
 from bespokefl.fit import check_fit
+from bespokefl.flower.census import RemoteCensus
 from bespokefl.flower.envelope import Envelope
 from bespokefl.flower.expectation import Expectation, made_up
-from bespokefl.flower.roster import POLL, RemoteCensus, Roster
+from bespokefl.flower.roster import POLL, Roster
 from bespokefl.flower.scores import Scores
 from bespokefl.flower.site import RemoteSite, norm_of
-from bespokefl.flower.wire import Refused, packed
+from bespokefl.flower.wire import packed
 from bespokefl.privacy import PrivacySettings
 from bespokefl.program import Order
 from bespokefl.rounds import RoundLoop, RoundRecord
@@ -72,7 +73,8 @@ class RemoteFederation(RoundLoop):
             privacy=privacy,
         )
         sample = made_up(data.input_shape, data.classes, data.target, data.inputs)
-        check_fit(task, sample, Resident(sample, torch.device("cpu"), task.dtype))
+        shape = check_fit(task, sample, Resident(sample, torch.device("cpu"), task.dtype))
+        self._judged = judged_by(task, sample, shape)
         x0, state = self._start(initial)
         told, arrays = packed({"x0": x0})
         header = {"kind": "open", "federation": roster.federation, "agreement": {"run": run_id, **agreement}, **told}
@@ -148,19 +150,17 @@ class RemoteFederation(RoundLoop):
         call = self._call(model, cohort)
         order = Order(call.program, cohort.ids, call.shared, call.per_client, cohort.round)
         wanted = {"split": split, "model": model, "closer": closer}
+        scores = Scores(self.honest, self.data.sizes(split), self._judged, closer)
         for _ in range(options.retries + 1):
-            asked, failed, _ = self.site.ask("score", order, wanted)
-            if asked:
+            taken, failed, _ = self.site.ask("score", order, wanted, scores.add)
+            for why in dict.fromkeys(why for why in failed.values() if why.startswith("refused")):
+                clients = [client for client, reason in failed.items() if reason == why]
+                self.site.roster.note(f"warning: the scores of clients {clients[:5]} are {why}")
+            if taken:
                 break
             self._wait_for_all()
         else:
             raise EndedEarly(f"no silo scores its model after round {self.rounds_done}: {next(iter(failed.values()))}")
-        scores = Scores(self.honest, self.data.sizes(split))
-        for clients, answer in asked:
-            try:
-                scores.add(clients, answer)
-            except Refused as refused:
-                self.site.roster.note(f"warning: the scores of clients {clients[:5]} are refused: {refused}")
         return of_all(scores.evaluation(), self.data.clients)
 
     def end(self) -> None:
@@ -168,7 +168,7 @@ class RemoteFederation(RoundLoop):
         cohort = Cohort(self.site, np.arange(self.data.clients), self.rounds_done)
         call = self._call("personal", cohort)
         order = Order(call.program, cohort.ids, call.shared, call.per_client, cohort.round)
-        _, failed, _ = self.site.ask("keep", order, {})
+        _, failed, _ = self.site.ask("keep", order, {}, lambda clients, _: clients)
         for client, why in list(failed.items())[:3]:
             self.site.roster.note(f"warning: client {client} could not keep its personal model: {why}")
 

@@ -8,64 +8,27 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from bespokefl.config import Experiment, FederationSection
-from bespokefl.data.dataset import IntArray
-from bespokefl.data.digest import digest_of_names
 from bespokefl.data.splits import SPLITS
 from bespokefl.errors import InputError, RunError
+from bespokefl.flower import limits
+from bespokefl.flower.answers import greeting
+from bespokefl.flower.census import RemoteCensus, all_classes, fitting, kind_of
 from bespokefl.flower.envelope import Envelope, Transport
+from bespokefl.flower.refusal import Refused, reading
 from bespokefl.flower.silo import PROTOCOL
-from bespokefl.flower.wire import Refused
 from bespokefl.interrupts import Interrupted, StopRequest
+from bespokefl.plain import one_line
 from bespokefl.results.files import read_json, write_json
 
 FEDERATION = "federation.json"
 POLL = 0.2  # seconds between two looks at who is connected
-LONGEST_TEXT = 400  # of what a silo says
 
-
-@dataclass(frozen=True)
-class RemoteCensus:
-    """The clients as their silos told it."""
-
-    client_names: tuple[str, ...]
-    classes: tuple[str, ...]
-    input_shape: tuple[int, ...]
-    target: str  # labels, masks or numbers
-    inputs: str  # numbers or tokens
-    counts: Mapping[str, IntArray]  # by split
-    silos: tuple[str, ...]  # of each client: the silo that hosts it
-    kinds: frozenset[str]  # own, simulated
-
-    @property
-    def clients(self) -> int:
-        return len(self.client_names)
-
-    @property
-    def note(self) -> str:
-        return ""  # silos tell sizes, classes and shapes, no more
-
-    @property
-    def has_masks(self) -> bool:
-        return self.target == "masks"
-
-    @property
-    def digest(self) -> dict[str, str]:
-        """Of what the silos told: they watch over their samples themselves."""
-        sizes = {split: ", ".join(map(str, counts.tolist())) for split, counts in self.counts.items()}
-        return {
-            "inputs": str(self.input_shape),
-            "labels": f"{self.target} {len(self.classes)} {digest_of_names(self.classes)}",
-            "partition": digest_of_names(f"{split}: {sizes[split]}" for split in sorted(sizes)),
-            "clients": digest_of_names(self.client_names),
-        }
-
-    def sizes(self, split: str) -> IntArray:
-        return self.counts[split]
+T = TypeVar("T")
 
 
 class Roster:
@@ -80,6 +43,7 @@ class Roster:
         self._ids: dict[str, list[int]] = stored.get("silos", {})  # by silo: its clients
         self._nodes: dict[int, str] = {}  # by node that was greeted: its silo
         self._strangers: set[int] = set()  # nodes that have no place here
+        self._noted: set[str] = set()  # what need not be said again
         self.unfit: dict[int, str] = {}  # nodes that refuse the run that is going on, with the reason
 
     # the beginning -----------------------------------------------------------------------------------
@@ -91,8 +55,12 @@ class Roster:
         while len(told) < nodes:
             fresh = [node for node in self.transport.nodes() if node not in told]
             answers, errors = self._hello(fresh, seed)
-            told |= answers
-            said |= errors
+            known = {node: about for node, about in answers.items() if self._is_as_it_was(about)}
+            told, misfits = fitting(told | known)
+            misfits |= dict.fromkeys(answers.keys() - known.keys(), "it had another number of clients before")
+            said |= errors | misfits
+            for node, why in (errors | misfits).items():
+                self._note_once(f"warning: node {node} is left out: {why}")
             if len(told) < nodes:
                 if stop is not None and stop.asked:
                     raise Interrupted(f"while {len(told)} of {nodes} silos were there")
@@ -108,6 +76,15 @@ class Roster:
         self._nodes = {node: str(about["silo"]) for node, about in told.items()}
         return census
 
+    def _is_as_it_was(self, about: Mapping[str, Any]) -> bool:
+        known = self._ids.get(str(about["silo"]))
+        return known is None or len(known) == len(about["clients"])
+
+    def _note_once(self, text: str) -> None:
+        if text not in self._noted:
+            self._noted.add(text)
+            self.note(text)
+
     def settings(self) -> dict[str, Any]:
         """How silos are to read their samples, and how much of them to test on."""
         section = self._experiment.data
@@ -118,30 +95,19 @@ class Roster:
     def _hello(self, nodes: list[int], seed: int) -> tuple[dict[int, Mapping[str, Any]], dict[int, str]]:
         who = {"kind": "hello", "protocol": PROTOCOL, "federation": self.federation}
         header = {**who, "seed": seed, "data": self.settings()}
-        found: dict[int, Mapping[str, Any]] = {}
-        errors: dict[int, str] = {}
-        for node, answer in self.ask({node: Envelope(header) for node in nodes}).answers.items():
-            try:
-                if isinstance(answer, str):
-                    raise Refused(answer)
-                found[node] = _checked(answer.header)
-            except Refused as refused:
-                errors[node] = str(refused)
-        return found, errors
+        asked = self.ask({node: Envelope(header) for node in nodes}, lambda _, answer: greeting(answer.header))
+        return asked.answers, asked.errors
 
     def _census(self, told: Mapping[int, Mapping[str, Any]]) -> RemoteCensus:
         """Ids for all, and one description of all."""
         by_silo = {str(about["silo"]): about for _, about in sorted(told.items())}
-        if len(by_silo) < len(told):
-            raise RunError("two nodes are the same silo (a copied folder?); every silo needs a folder of its own")
-        shapes = {tuple(about["input_shape"]) for about in by_silo.values()}
-        targets = {about["target"] for about in by_silo.values()}
-        inputs = {about.get("inputs", "numbers") for about in by_silo.values()}
-        if max(len(shapes), len(targets), len(inputs)) > 1:
+        kinds = {kind_of(about) for about in by_silo.values()}
+        if len(kinds) > 1:
             raise InputError(
-                f"silos have samples of different kinds: shapes {sorted(shapes)}, targets {sorted(targets)}, inputs "
-                f"{sorted(inputs)}; images can be brought to one size by data.size and data.mode"
+                f"silos have samples of different kinds: {'; '.join(map(str, sorted(kinds)))}; images can be brought "
+                "to one size by data.size and data.mode"
             )
+        kind = kinds.pop()
         self._assign(by_silo)
         clients = {
             client: (silo, entry)
@@ -154,10 +120,10 @@ class Roster:
         ordered = [clients[c] for c in sorted(clients)]
         return RemoteCensus(
             tuple(str(entry["name"]) for _, entry in ordered),
-            _classes([about["classes"] for about in by_silo.values()]),
-            next(iter(shapes)),
-            next(iter(targets)),
-            next(iter(inputs)),
+            all_classes([about["classes"] for about in by_silo.values()]),
+            kind.input_shape,
+            kind.target,
+            kind.inputs,
             {split: np.array([entry[split] for _, entry in ordered], dtype=np.int64) for split in SPLITS},
             tuple(silo for silo, _ in ordered),
             frozenset(str(about["kind"]) for about in by_silo.values()),
@@ -209,7 +175,7 @@ class Roster:
         back = []
         for node, about in answers.items():
             silo = str(about["silo"])
-            if silo not in self._ids or len(about["clients"]) != len(self._ids[silo]):
+            if silo not in self._ids or not self._is_as_it_was(about):
                 self._strangers.add(node)
                 self.note(f"warning: node {node} is a silo that does not belong to this run; it is left out")
                 continue
@@ -221,55 +187,34 @@ class Roster:
         """The node is greeted anew before the next exchange."""
         self._nodes.pop(node, None)
 
-    def ask(self, requests: Mapping[int, Envelope]) -> "Asked":
-        """Sends a request to each node, and waits for the answers."""
-        found: dict[int, Envelope | str] = {}
+    def ask(self, requests: Mapping[int, Envelope], read: Callable[[int, Envelope], T]) -> "Asked[T]":
+        """Sends a request to each node, waits for the answers, and reads them.
+
+        ``read`` takes a node and its answer, and raises `Refused` where it is not as it should be. Whatever goes wrong
+        with a node's answer is an error of that node, and nobody else's.
+        """
+        found: dict[int, T] = {}
+        errors = dict.fromkeys(requests, "did not answer")
         down = up = 0
         for reply in self.transport.exchange(requests, self.options.deadline) if requests else ():
+            node, answer = reply.node, reply.answer
             down, up = down + reply.bytes_down, up + reply.bytes_up
-            if reply.answer is None:
-                found[reply.node] = f"did not answer: {reply.error or 'no reason given'}"[:LONGEST_TEXT]
-            elif isinstance(error := reply.answer.header.get("error"), str):
-                found[reply.node] = error[:LONGEST_TEXT]
+            if answer is None:
+                errors[node] = f"did not answer: {one_line(reply.error, limits.TEXT) or 'no reason given'}"
+            elif isinstance(error := answer.header.get("error"), str):
+                errors[node] = one_line(error, limits.TEXT)
             else:
-                found[reply.node] = reply.answer
-        return Asked({node: found.get(node, "did not answer") for node in requests}, (down, up))
+                try:
+                    with reading("the answer"):
+                        found[node] = read(node, answer)
+                    del errors[node]
+                except Refused as refused:
+                    errors[node] = one_line(f"refused: {refused}", limits.TEXT)
+        return Asked({node: found[node] for node in requests if node in found}, errors, (down, up))
 
 
-class Asked(NamedTuple):
-    answers: dict[int, Envelope | str]  # by node: an answer, or why there is none
+@dataclass(frozen=True)
+class Asked(Generic[T]):
+    answers: dict[int, T]  # by node, of those whose answer was read; in the order of the requests
+    errors: dict[int, str]  # by node, why there is none
     traffic: tuple[int, int]  # bytes down and up
-
-
-def _checked(header: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a silo says of itself; nothing of it is believed unseen."""
-    clients, shape, classes = header.get("clients"), header.get("input_shape"), header.get("classes")
-    whole = isinstance(clients, list) and 0 < len(clients) <= 1_000_000
-    if not whole or not all(isinstance(c, Mapping) for c in clients or ()):
-        raise Refused("the silo names no clients")
-    for entry in clients or ():
-        counts = [entry.get(split) for split in SPLITS]
-        if not all(type(n) is int and 0 <= n < 2**40 for n in counts) or not isinstance(entry.get("name"), str):
-            raise Refused("the silo's clients need a name and whole numbers of samples")
-        if entry.get("id") is not None and (type(entry["id"]) is not int or not 0 <= entry["id"] < 1_000_000):
-            raise Refused("the silo's clients have ids that are no ids")
-        if not entry["train"]:
-            raise Refused(f"the client {entry['name'][:40]!r} has no samples to train on")
-    if not isinstance(shape, list) or not shape or not all(type(n) is int and 0 < n < 2**20 for n in shape):
-        raise Refused("the silo's samples have no shape")
-    if not isinstance(classes, list) or len(classes) > 100_000 or not all(isinstance(c, str) for c in classes):
-        raise Refused("the silo's classes are no names")
-    silo, kind, target = (header.get(key) for key in ("silo", "kind", "target"))
-    if not isinstance(silo, str) or kind not in ("own", "simulated") or target not in ("labels", "masks", "numbers"):
-        raise Refused("the silo does not say who it is")
-    if header.get("inputs", "numbers") not in ("numbers", "tokens"):
-        raise Refused("the silo's inputs are neither numbers nor tokens")
-    return header
-
-
-def _classes(of_silos: list[list[str]]) -> tuple[str, ...]:
-    """Those that all have, or else all that occur: by number where they are numbers, else by name."""
-    if all(classes == of_silos[0] for classes in of_silos):
-        return tuple(of_silos[0])
-    union = {name for classes in of_silos for name in classes}
-    return tuple(sorted(union, key=int) if all(name.isdecimal() for name in union) else sorted(union))

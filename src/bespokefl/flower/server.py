@@ -12,9 +12,10 @@ from bespokefl.attacks import Attack
 from bespokefl.config import AlgorithmChoice, CheckpointSection, Document, Experiment
 from bespokefl.errors import InputError
 from bespokefl.experiment import Outcome, make_folder, make_plan, run_planned, tracked, unused_settings
+from bespokefl.flower.census import RemoteCensus
 from bespokefl.flower.envelope import Transport
 from bespokefl.flower.remote import RemoteFederation
-from bespokefl.flower.roster import RemoteCensus, Roster
+from bespokefl.flower.roster import Roster
 from bespokefl.interrupts import Interrupted, stop_on_signals
 from bespokefl.lock import working_in
 from bespokefl.progress import Reporter

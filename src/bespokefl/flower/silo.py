@@ -23,7 +23,8 @@ from bespokefl.engines import build_engine
 from bespokefl.errors import BespokeError, InputError
 from bespokefl.flower.envelope import Array, Envelope, Handler
 from bespokefl.flower.holdings import Holdings, Own, Simulated
-from bespokefl.flower.wire import KEYS, Refused, digest, packed, unpacked
+from bespokefl.flower.refusal import Refused
+from bespokefl.flower.wire import KEYS, digest, packed, unpacked
 from bespokefl.flower.workshop import Agreement, Limits, Workshop
 from bespokefl.program import Order
 from bespokefl.results.files import read_json, write_atomically, write_json

@@ -1,8 +1,8 @@
 """The clients as the server reaches them: programs become requests, and answers are checked before they are used."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -14,16 +14,20 @@ from bespokefl.attacks import Attacker
 from bespokefl.engines.base import Result
 from bespokefl.engines.variants import outline
 from bespokefl.errors import InputError, RunError
+from bespokefl.flower import answers
 from bespokefl.flower.envelope import Envelope
 from bespokefl.flower.expectation import Expectation
+from bespokefl.flower.refusal import Refused
 from bespokefl.flower.roster import Roster
 from bespokefl.flower.silo import UNKNOWN_RUN
 from bespokefl.flower.vault import INITIAL, LOST
-from bespokefl.flower.wire import Refused, check_rows, packed, unpacked
+from bespokefl.flower.wire import Form, packed, unpacked
 from bespokefl.privacy import Privacy
 from bespokefl.program import Order, Rows
 from bespokefl.task import Task
 from bespokefl.trees import Tree
+
+T = TypeVar("T")
 
 
 class NoAnswerError(RunError):
@@ -68,13 +72,11 @@ class RemoteSite:
         expected = self.expectation.upload(order)
         mean = self.mean_by(order)
         more = {"write": order.write, "mean": mean}
-        asked, failed, traffic = self.ask("run", order, more)
-        parts: list[Part] = []
-        for clients, answer in asked:
-            try:
-                parts.append(self._part(answer, clients, order, expected, mean is not None))
-            except Refused as refused:
-                failed |= dict.fromkeys(clients, f"refused: {refused}")
+
+        def read(clients: list[int], answer: Envelope) -> Part:
+            return self._part(answer, clients, order, expected, mean is not None)
+
+        parts, failed, traffic = self.ask("run", order, more, read)
         self.exchange += 1
         for part in parts:
             failed |= part.failed
@@ -102,9 +104,9 @@ class RemoteSite:
 
     # requests ----------------------------------------------------------------------------------------
     def ask(
-        self, kind: str, order: Order, more: Mapping[str, Any]
-    ) -> tuple[list[tuple[list[int], Envelope]], dict[int, str], tuple[int, int] | None]:
-        """Answers with the clients that they are of, why others have none, and the bytes both ways."""
+        self, kind: str, order: Order, more: Mapping[str, Any], read: Callable[[list[int], Envelope], T]
+    ) -> tuple[list[T], dict[int, str], tuple[int, int] | None]:
+        """The answers as ``read`` makes them of clients and answer, why other clients have none, bytes both ways."""
         self.welcome_back()
         place = {int(c): k for k, c in enumerate(order.clients)}
         hosted, failed = self.roster.by_node(list(place))
@@ -116,18 +118,17 @@ class RemoteSite:
             head = {"kind": kind, "run": self.run_id, "round": order.round, "exchange": self.exchange}
             about = {"program": program, "clients": clients, "versions": self.versions[clients].tolist()}
             requests[node] = Envelope({**head, **about, **more, **told}, arrays)
-        asked = self.roster.ask(requests)
-        good: list[tuple[list[int], Envelope]] = []
-        for node, answer in asked.answers.items():
-            if isinstance(answer, Envelope) and (old := _is_old(requests[node], answer)):
-                answer = f"refused: {old}"
-            if isinstance(answer, str):
-                failed |= dict.fromkeys(hosted[node], answer)
-                if answer == UNKNOWN_RUN or LOST in answer:
-                    self.roster.forget(node)
-            else:
-                good.append((hosted[node], answer))
-        return good, failed, asked.traffic if any(asked.traffic) else None
+
+        def checked(node: int, answer: Envelope) -> T:
+            _refuse_old(requests[node], answer)
+            return read(hosted[node], answer)
+
+        asked = self.roster.ask(requests, checked)
+        for node, why in asked.errors.items():
+            failed |= dict.fromkeys(hosted[node], why)
+            if why == UNKNOWN_RUN or LOST in why:
+                self.roster.forget(node)
+        return list(asked.answers.values()), failed, asked.traffic if any(asked.traffic) else None
 
     def open_run(self, nodes: Iterable[int]) -> None:
         """Makes silos ready for this run, and goes on from the states that they have."""
@@ -136,47 +137,35 @@ class RemoteSite:
             header = dict(self.opening.header)
             header["agreement"] = {**header["agreement"], "clients": self.roster.clients_of(node)}
             requests[node] = Envelope(header, self.opening.arrays)
-        for node, answer in self.roster.ask(requests).answers.items():
-            if isinstance(answer, str):
-                self.roster.note(f"warning: node {node} cannot take part: {answer}")
-                self.roster.unfit[node] = answer
-                continue
+        asked = self.roster.ask(requests, lambda _, answer: answers.held(answer.header))
+        for node, why in asked.errors.items():
+            self.roster.note(f"warning: node {node} cannot take part: {why}")
+            self.roster.unfit[node] = why
+        for node, held in asked.answers.items():
             self.roster.unfit.pop(node, None)
-            held = answer.header.get("held")
             for client in self.roster.clients_of(node):
-                there = held.get(str(client)) if isinstance(held, Mapping) else None
-                self._reconcile(client, there if isinstance(there, list) else [INITIAL])
+                self._reconcile(client, held.get(client) or [INITIAL])
 
     def welcome_back(self) -> None:
         if back := self.roster.newcomers(self.seed):
             self.open_run(back)
 
-    def _reconcile(self, client: int, held: list[Any]) -> None:
+    def _reconcile(self, client: int, held: list[int]) -> None:
         """A silo that has lost its newest state goes on from the newest that it has."""
         if int(self.versions[client]) in held:
             return
-        whole = [v for v in held if type(v) is int and 0 <= v < 2**63] or [INITIAL]
         self.roster.note(f"warning: client {client} has lost its state, and goes on from an older one")
-        self.versions[client] = whole[-1]
+        self.versions[client] = held[-1]
 
     # answers -----------------------------------------------------------------------------------------
-    def _part(self, answer: Envelope, asked: list[int], order: Order, expected: Mapping[str, Any], mean: bool) -> Part:
-        header = answer.header
-        clients, told, version = header.get("clients"), header.get("failed"), header.get("version")
-        if not isinstance(clients, list) or not set(clients) <= set(asked) or sorted(set(clients)) != clients:
-            raise Refused("the answer is of clients that were not asked")
-        if not isinstance(told, Mapping) or type(version) is not int or not 0 < version < 2**63:
-            raise Refused("the answer's header is damaged")
-        failed = {c: str(told.get(str(c), "gave no answer"))[:400] for c in asked if c not in clients}
-        counts = [header.get(key) for key in ("computed", "useful")]
-        if not all(type(n) is int and 0 <= n < 2**53 for n in counts):
-            raise Refused("the answer's header is damaged")
+    def _part(self, answer: Envelope, asked: list[int], order: Order, expected: Form, mean: bool) -> Part:
+        clients, failed, version, computed, useful = answers.done(answer.header, asked)
         limit = self.roster.options.max_bytes
         classes = self.algorithm.named_tuples()
         uploads = unpacked(answer, ("uploads",), classes, most_bytes=limit, finite=False)["uploads"]
         rows = (1 if mean else len(clients)) if clients else 0
         if rows:
-            check_rows(uploads, expected, rows)
+            uploads = expected.taken(uploads, rows, classes)
         large = self._too_large(uploads, rows, order)
         if large and mean:
             raise Refused(large[0])
@@ -185,7 +174,7 @@ class RemoteSite:
             good = [row for row in range(rows) if row not in large]
             index = torch.tensor(good, dtype=torch.int64)
             clients, uploads = [clients[row] for row in good], trees.rows(uploads, index)
-        return Part(clients, uploads, version, failed, *counts)  # type: ignore[arg-type]
+        return Part(clients, uploads, version, failed, computed, useful)
 
     def _too_large(self, uploads: Tree, rows: int, order: Order) -> dict[int, str]:
         """The rows whose norm cannot be honest, with the reason; NaN is for the check that all answers go through."""
@@ -230,13 +219,12 @@ class RemoteSite:
         )
 
 
-def _is_old(request: Envelope, answer: Envelope) -> str:
-    """How an answer belongs to another request; empty if it is of this one."""
+def _refuse_old(request: Envelope, answer: Envelope) -> None:
+    """Refuses an answer that belongs to another request."""
     for key in ("run", "round", "exchange"):
         if answer.header.get(key) != request.header.get(key):
             seen = str(answer.header.get(key))[:40]
-            return f"an old answer, of {key} {seen}; this is {request.header.get(key)}"
-    return ""
+            raise Refused(f"an old answer, of {key} {seen}; this is {request.header.get(key)}")
 
 
 def norm_of(tree: Tree) -> float:

@@ -11,12 +11,14 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import httpx
 from flwr.app import Message
 from flwr.serverapp import Grid
 
 from bespokefl.errors import RunError
 from bespokefl.flower.envelope import Envelope, Reply
-from bespokefl.flower.records import MESSAGE_TYPE, MessageError, from_record, payload_bytes, to_record
+from bespokefl.flower.records import MESSAGE_TYPE, from_record, payload_bytes, to_record
+from bespokefl.flower.refusal import Refused, reading
 
 SHORTEST, LONGEST, SHARE = 0.1, 1.0, 0.1  # seconds between two looks: a share of the time waited, between these
 TTL_SLACK = 10.0  # seconds that a message outlives its deadline, for clocks that differ
@@ -78,8 +80,16 @@ class GridTransport:
                 return
             began = time.monotonic()
             while not over.is_set() and (now := time.monotonic()) < deadline:
-                for answer in self._grid.pull_messages([number]):
-                    replies.put(_read(answer, node, size))
+                try:
+                    answers = list(self._grid.pull_messages([number]))
+                except (httpx.HTTPError, OSError):
+                    raise
+                except Exception as error:  # what came cannot be put together: the node's doing
+                    why = f"the answer cannot be read ({type(error).__name__}: {error})"
+                    replies.put(Reply(node, None, why, bytes_down=size))
+                    return
+                if answers:
+                    replies.put(_read(answers[0], node, size))
                     return
                 over.wait(min(max(SHARE * (now - began), SHORTEST), LONGEST))
         except BaseException as error:  # handed to whoever waits: this thread has nobody to tell
@@ -87,12 +97,14 @@ class GridTransport:
 
 
 def _read(answer: Message, node: int, size: int) -> Reply:
-    if answer.has_error():
-        reason = answer.error.reason or "no reason given"
-        error = WENT_AWAY if answer.error.code == LOST else f"the node failed: {reason}"
-        return Reply(node, None, error, bytes_down=size)
-    received = payload_bytes(answer.content)
+    received = 0
     try:
-        return Reply(node, from_record(answer.content), bytes_down=size, bytes_up=received)
-    except MessageError as error:
+        with reading("the answer"):
+            if answer.has_error():
+                reason = answer.error.reason or "no reason given"
+                why = WENT_AWAY if answer.error.code == LOST else f"the node failed: {reason}"
+                return Reply(node, None, why, bytes_down=size)
+            received = payload_bytes(answer.content)
+            return Reply(node, from_record(answer.content), bytes_down=size, bytes_up=received)
+    except Refused as error:
         return Reply(node, None, f"not a message of ours: {error}", bytes_down=size, bytes_up=received)

@@ -21,7 +21,7 @@ from bespokefl import trees
 from bespokefl.checkpoint import separate
 from bespokefl.errors import RunError
 from bespokefl.flower.envelope import Envelope
-from bespokefl.flower.wire import Refused
+from bespokefl.flower.refusal import Refused
 from bespokefl.results.files import read_json, write_atomically
 from bespokefl.serial import pack, unpack
 from bespokefl.trees import Tree

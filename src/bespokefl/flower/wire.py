@@ -6,6 +6,7 @@ than the named tuples that the receiver itself offers.
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -13,20 +14,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bespokefl.errors import RunError
+from bespokefl.flower import limits
 from bespokefl.flower.envelope import Array, Envelope
+from bespokefl.flower.refusal import Refused, reading
 from bespokefl.serial import pack, unpack
 from bespokefl.trees import Tree
 
 DTYPES = frozenset(["float64", "float32", "float16", "int64", "int32", "int16", "int8", "uint8", "bool"])
 BFLOAT16 = "bfloat16"  # numpy has none: it travels as uint16, and the header names such arrays
-MOST_ENTRIES = 100_000  # of a tree
-DEEPEST = 20
 KEYS = frozenset({"trees", BFLOAT16})  # of a header that belong to this module
-
-
-class Refused(RunError):
-    """A message that is not what it should be; the text says why."""
 
 
 class Leaf(NamedTuple):
@@ -56,28 +52,36 @@ def unpacked(
     message: Envelope, wanted: tuple[str, ...], classes: Mapping[str, type], *, most_bytes: int, finite: bool
 ) -> dict[str, Tree]:
     """The trees of a message, by name: exactly the wanted ones, of plain tensors, none left over."""
+    with reading("the message"):
+        return _trees(message, wanted, classes, most_bytes, finite)
+
+
+def _trees(
+    message: Envelope, wanted: tuple[str, ...], classes: Mapping[str, type], most_bytes: int, finite: bool
+) -> dict[str, Tree]:
     structures, rough = message.header.get("trees"), message.header.get(BFLOAT16, [])
     if not isinstance(structures, dict) or set(structures) != set(wanted):
-        seen = sorted(structures) if isinstance(structures, dict) else structures
+        seen = _some(structures) if isinstance(structures, dict) else str(structures)[: limits.NAME]
         raise Refused(f"the message holds the trees {seen}; it should hold {sorted(wanted)}")
     total = sum(array.nbytes for array in message.arrays.values())
     if total > most_bytes:
         raise Refused(f"the message holds {total:,} bytes of arrays; at most {most_bytes:,} are taken")
-    if not isinstance(rough, list) or not set(rough) <= set(message.arrays):
+    if not isinstance(rough, list) or not all(isinstance(name, str) and name in message.arrays for name in rough):
         raise Refused("the header names bfloat16 arrays that are not there")
-    named = _tensors_named(structures, classes)
+    named = _tensors_named(structures, classes, finite)
     if named != set(message.arrays):
         raise Refused(
             f"arrays and structure disagree: extra {_some(set(message.arrays) - named)}, "
             f"missing {_some(named - set(message.arrays))}"
         )
-    tensors = {name: _tensor(name, array, name in rough, finite) for name, array in message.arrays.items()}
+    as_bfloat16 = set(rough)
+    tensors = {name: _tensor(name, array, name in as_bfloat16, finite) for name, array in message.arrays.items()}
     return {name: unpack(structure, tensors, classes) for name, structure in structures.items()}
 
 
 def _tensor(name: str, array: Array, rough: bool, finite: bool) -> Tensor:
     kind = np.asarray(array).dtype
-    if (kind.name not in DTYPES and not (rough and kind.name == "uint16")) or not kind.isnative:
+    if not (kind.name == "uint16" if rough else kind.name in DTYPES) or not kind.isnative:
         raise Refused(f"the array {name!r} has the type {kind}; allowed: {', '.join(sorted(DTYPES))}, {BFLOAT16}")
     tensor = torch.from_numpy(np.array(array, copy=None if array.flags.writeable else True, order="C"))
     tensor = tensor.view(torch.bfloat16) if rough else tensor
@@ -86,7 +90,7 @@ def _tensor(name: str, array: Array, rough: bool, finite: bool) -> Tensor:
     return tensor
 
 
-def _tensors_named(structures: Mapping[str, Any], classes: Mapping[str, type]) -> set[str]:
+def _tensors_named(structures: Mapping[str, Any], classes: Mapping[str, type], finite: bool) -> set[str]:
     """The tensors that well-formed structures name, each once."""
     found: list[str] = []
     entries = 0
@@ -94,12 +98,12 @@ def _tensors_named(structures: Mapping[str, Any], classes: Mapping[str, type]) -
     def visit(node: Any, depth: int) -> None:
         nonlocal entries
         entries += 1
-        if depth > DEEPEST or entries > MOST_ENTRIES or not isinstance(node, dict) or not node:
+        if depth > limits.DEEPEST or entries > limits.ARRAYS or not isinstance(node, dict) or not node:
             raise Refused("the structure of a tree is damaged, or too deep or too long")
         kind, content = next(iter(node.items()))
         if kind == "tensor" and len(node) == 1 and isinstance(content, str):
             found.append(content)
-        elif kind == "value" and len(node) == 1 and (content is None or isinstance(content, bool | int | float)):
+        elif kind == "value" and len(node) == 1 and _is_value(content, finite):
             pass
         elif kind == "dict" and len(node) == 1 and _are_items(content):
             for _, value in content:
@@ -120,6 +124,12 @@ def _tensors_named(structures: Mapping[str, Any], classes: Mapping[str, type]) -
     return set(found)
 
 
+def _is_value(content: Any, finite: bool) -> bool:
+    if isinstance(content, float):
+        return not finite or math.isfinite(content)
+    return content is None or (isinstance(content, int) and -(2**63) <= content < 2**63)
+
+
 def _are_items(content: Any) -> bool:
     """Pairs of different names and values."""
     pairs = isinstance(content, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in content)
@@ -135,6 +145,24 @@ def _is_known(name: Any, items: Any, classes: Mapping[str, type]) -> bool:
 
 def leaves_by_name(tree: Tree) -> dict[str, Tensor]:
     return pack(tree, "")[1]
+
+
+class Form(NamedTuple):
+    """What is expected of a client's upload."""
+
+    leaves: Mapping[str, Leaf]
+    structure: Any  # JSON
+
+    @classmethod
+    def of(cls, stacked: Tree) -> "Form":
+        """That of a stacked tree's rows."""
+        structure, tensors = pack(stacked, "")
+        return cls({k: Leaf(tuple(v.shape[1:]), v.dtype) for k, v in tensors.items()}, structure)
+
+    def taken(self, tree: Tree, rows: int, classes: Mapping[str, type]) -> Tree:
+        """The tensors of a tree, of so many rows each, in the structure that is expected; or it is refused."""
+        check_rows(tree, self.leaves, rows)
+        return unpack(self.structure, leaves_by_name(tree), classes)
 
 
 def check_rows(tree: Tree, expected: Mapping[str, Leaf], rows: int) -> None:

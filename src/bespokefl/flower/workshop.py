@@ -20,8 +20,9 @@ from bespokefl.engines import Engine
 from bespokefl.engines.base import Job, Resident, Result
 from bespokefl.evaluation import Scorer
 from bespokefl.flower.holdings import Holdings
+from bespokefl.flower.refusal import Refused
 from bespokefl.flower.vault import Vault
-from bespokefl.flower.wire import Refused, leaves_by_name
+from bespokefl.flower.wire import leaves_by_name
 from bespokefl.losses import LOSSES
 from bespokefl.program import Order, Program, Rows
 from bespokefl.task import Task
