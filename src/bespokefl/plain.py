@@ -21,5 +21,19 @@ def is_plain(text: str) -> bool:
     return text.isprintable() or all(c.isprintable() or unicodedata.category(c) == "Zs" for c in text)
 
 
+def quoted(text: str) -> str:
+    """The text for a cell of a table: with a ' before what a spreadsheet would take for a formula."""
+    return f"'{text}" if _computes(text) else text
+
+
+def unquoted(cell: str) -> str:
+    """The inverse of `quoted`."""
+    return cell[1:] if cell.startswith("'") and _computes(cell) else cell
+
+
+def _computes(text: str) -> bool:
+    return text.lstrip("'").startswith(("=", "+", "-", "@"))
+
+
 def _escaped(character: str) -> str:
     return character.encode("unicode_escape").decode("ascii")

@@ -9,6 +9,8 @@ from typing import Any, Protocol
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from bespokefl.plain import printable
+
 Line = dict[str, Any]
 LINES_PER_RUN = 20  # in a log, about
 
@@ -62,7 +64,7 @@ class LineReporter:
             self.note(f"{self._name}: {outcome}")
 
     def note(self, text: str) -> None:
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self._console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
 
 
 class BarReporter:
@@ -94,7 +96,7 @@ class BarReporter:
         self.note(f"{self._name}: {figures}")
 
     def note(self, text: str) -> None:
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self._console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
 
 
 class SideBySide:
@@ -211,4 +213,4 @@ class _SharedBar:
         self.note(f"{self._name}: {', '.join(part for part in (self._last, seconds, outcome) if part)}")
 
     def note(self, text: str) -> None:
-        self._bars.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self._bars.console.print(printable(text), markup=False, highlight=False, soft_wrap=True)

@@ -13,6 +13,7 @@ from rich.markup import escape
 
 from bespokefl.errors import BespokeError, InputError, no_room
 from bespokefl.interrupts import STOPPED, Interrupted, begun
+from bespokefl.plain import printable
 
 if TYPE_CHECKING:  # imported where they are needed: torch takes seconds, and `bespoke --help` must not
     from bespokefl.experiment import Outcome
@@ -65,7 +66,7 @@ def guarded(command: Callable[P, None]) -> Callable[P, None]:
 
 
 def say_error(text: str) -> None:
-    make_console(stderr=True).print(f"[bold red]error:[/] {escape(text)}", soft_wrap=True, highlight=False)
+    make_console(stderr=True).print(f"[bold red]error:[/] {escape(printable(text))}", soft_wrap=True, highlight=False)
 
 
 def say_failures(outcome: "Outcome", out: Path) -> None:

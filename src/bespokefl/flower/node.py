@@ -15,6 +15,7 @@ from bespokefl.flower.certs import CURVE
 from bespokefl.flower.envelope import Handler
 from bespokefl.flower.fleet import Fleet, Forgotten, NotAccepted, Refused, RunOver, Unreachable
 from bespokefl.flower.records import MessageError, from_record, to_record
+from bespokefl.plain import one_line
 
 SESSION = "session.json"  # the number that the SuperLink gave this node, to end that session after a crash
 SHORTEST, LONGEST, SHARE = 0.1, 1.0, 0.1  # seconds between two looks: a share of the time since the last message
@@ -33,7 +34,8 @@ class Node:
         fleet: Fleet,
         say: Callable[[str], None] = print,
     ) -> None:
-        self._handler, self._file, self._fleet, self._say = handler, folder / SESSION, fleet, say
+        self._handler, self._file, self._fleet = handler, folder / SESSION, fleet
+        self._say: Callable[[str], None] = lambda text: say(one_line(text))  # the server chose some of it
         self._stopped = threading.Event()
 
     def run(self) -> None:

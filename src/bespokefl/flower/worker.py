@@ -8,6 +8,7 @@ from pathlib import Path
 
 from bespokefl.errors import BespokeError, InputError
 from bespokefl.flower.place import Place
+from bespokefl.plain import printable
 
 WRONG_INPUT, REFUSED = 2, 3  # exit codes after which another start would not help
 
@@ -60,7 +61,7 @@ def main() -> int:
 
 def _say(text: str) -> None:
     with contextlib.suppress(OSError):  # a log on a full disk must not end the node
-        print(text, flush=True)
+        print(printable(text), flush=True)
 
 
 if __name__ == "__main__":

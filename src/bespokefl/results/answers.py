@@ -12,6 +12,7 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
+from bespokefl.plain import printable, quoted
 from bespokefl.results.files import write_atomically
 from bespokefl.results.store import Answer
 
@@ -35,7 +36,7 @@ def write_csv(answer: Answer, path: Path) -> None:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(answer.columns)
-    writer.writerows(answer.rows)
+    writer.writerows([quoted(value) if isinstance(value, str) else value for value in row] for row in answer.rows)
     write_atomically(path, text.getvalue())
 
 
@@ -52,7 +53,7 @@ def _is_number(value: Any) -> bool:
 def _shown(value: Any) -> str:
     if value is None:
         return DASH
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+    return f"{value:.6g}" if isinstance(value, float) else printable(str(value))
 
 
 def _finite(value: Any) -> Any:

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bespokefl.errors import RunError
+from bespokefl.plain import quoted, unquoted
 
 CONFIG, ROUNDS, CLIENTS, SUMMARY = "config.toml", "rounds.jsonl", "clients.csv", "summary.json"
 CHECKPOINT, PERSONAL, ERROR = "checkpoint", "personal", "error.txt"
@@ -52,7 +53,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def write_csv(path: Path, columns: Mapping[str, Iterable[Any]]) -> None:
-    """A table by column; NaN becomes an empty cell."""
+    """A table by column; NaN becomes an empty cell. A text that a spreadsheet would compute gets a ' before it."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)
@@ -66,21 +67,25 @@ def read_csv(path: Path, texts: Collection[str] = ()) -> Columns:
     with path.open(newline="", encoding="utf-8") as file:
         header, *rows = list(csv.reader(file))
     columns = {name: [row[place] for row in rows] for place, name in enumerate(header)}
-    return {name: np.array(cells) if name in texts else _column(cells) for name, cells in columns.items()}
+    return {name: _texts(cells) if name in texts else _column(cells) for name, cells in columns.items()}
 
 
 def _column(cells: Sequence[str]) -> npt.NDArray[Any]:
     try:
         return np.array([float(cell) if cell else math.nan for cell in cells])
     except ValueError:
-        return np.array(cells)
+        return _texts(cells)
+
+
+def _texts(cells: Sequence[str]) -> npt.NDArray[Any]:
+    return np.array([unquoted(cell) for cell in cells])
 
 
 def _cell(value: Any) -> str:
     value = value.item() if isinstance(value, np.generic) else value
     if isinstance(value, float):
         return "" if math.isnan(value) else repr(value)
-    return str(value)
+    return quoted(value) if isinstance(value, str) else str(value)
 
 
 def _or_null(value: Any) -> Any:
