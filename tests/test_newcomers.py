@@ -146,7 +146,7 @@ def test_what_is_the_server_s_stays_bit_for_bit(name: str, moving: str) -> None:
 
 
 def test_a_new_fedrep_client_has_the_server_s_body_and_the_initial_head() -> None:
-    federation = trained(FedRep(lr=LR, batch_size=3))
+    federation = trained(FedRep(lr=LR, momentum=0.0, weight_decay=0.0, batch_size=3))
     model = one(join(federation, data_of(new_client()), Joining(epochs=5)))
     for k in small.BODY:
         assert torch.equal(model[k], federation.server["phi"][k])
@@ -201,7 +201,7 @@ def test_a_new_local_client_starts_at_the_initial_model(start: Any) -> None:
 
 def test_the_common_model_of_methods_with_private_heads() -> None:
     """PGFed's figure 4: the averaged body under the mean of the heads by samples, divided by their total."""
-    federation = trained(FedRep(lr=LR, batch_size=3))
+    federation = trained(FedRep(lr=LR, momentum=0.0, weight_decay=0.0, batch_size=3))
     heads = federation.site.states.gather(np.arange(2)).v
     mean = {k: (7 * heads[k][0] + 4 * heads[k][1]).numpy() / 11 for k in small.HEAD}
     body = {k: v.numpy() for k, v in federation.server["phi"].items()}

@@ -96,7 +96,7 @@ def test_every_setting_of_the_optimiser_may_differ(changes: dict[str, Any]) -> N
 
 
 def test_buffers_that_only_some_have_keep_runs_apart() -> None:
-    algorithms = [FedAvg(**SETTINGS, opt_state="keep"), FedAvg(**SETTINGS | {"momentum": 0.0}, opt_state="keep")]
+    algorithms = [FedAvg(**SETTINGS, opt_state="keep"), FedAvg(**SETTINGS | {"momentum": 0.0})]
     counting = Counting(vectorized())
     assert_same(at_once(algorithms, counting, 1), alone(algorithms, 1))
     assert counting.jobs[:4] == [3, 3, 4, 4]
@@ -148,7 +148,11 @@ def test_what_a_program_is_made_of() -> None:
     ours, theirs = outline(a.train), outline(b.train)
     assert ours.shape == theirs.shape
     assert [pair for pair in zip(ours.floats, theirs.floats, strict=True) if pair[0] != pair[1]] == [(0.05, 0.5)]
-    for other in (replace(a, local_epochs=3), replace(a, clip_norm=1.0), replace(a, personal="global")):
+    for other in (
+        replace(a, local_epochs=3),
+        replace(a, aggregation="clip", clip_norm=1.0),
+        replace(a, personal="global"),
+    ):
         assert outline(other.train).shape != ours.shape
     assert outline(build_algorithm("fedprox", SETTINGS).train).shape != ours.shape  # type: ignore[attr-defined]
     programs = Variants()
