@@ -183,7 +183,9 @@ def test_stems_and_the_last_map(name: str, side: int, stem: str, last: int) -> N
         ("nfresnet18", (3, 32, 32), {"width": 64}, ["model.width is 64", "'standard', 'sibling'"]),
         ("densenet121", (3, 32, 32), {"growth": True}, ["model.growth is True", "32"]),
         ("unet", (3, 40, 32), {}, ["'unet'", "(3, 40, 32)", "multiples of 16"]),
-        ("unet", (3, 8, 32), {}, ["'unet'", "16x16"]),
+        ("unet", (3, 8, 32), {}, ["'unet'", "(3, 8, 32)", "multiples of 16"]),
+        ("unet", (3, 32, 32), {"depth": 5}, ["model.depth is 5", "from 1 to 4"]),
+        ("unet", (3, 5, 4), {"depth": 1}, ["halves images 1 times", "multiples of 2"]),
     ],
 )
 def test_wrong_options_are_explained(
@@ -387,3 +389,11 @@ def test_kernels_start_with_the_variance_of_he(name: str, layer: str, fan: int) 
     assert float(weight.detach().std()) == pytest.approx(math.sqrt(2 / fan), rel=0.05)
     norms = [m for m in model.modules() if isinstance(m, nn.GroupNorm | nn.BatchNorm2d)]
     assert norms and all((m.weight == 1).all() and (m.bias == 0).all() for m in norms)
+
+
+def test_a_flat_unet() -> None:
+    model = build("unet", (3, 6, 4), 2, width=4, depth=1)
+    assert model(torch.zeros(2, 3, 6, 4)).shape == (2, 2, 6, 4)
+    shapes = [tuple(weight.shape) for weight in model.parameters() if weight.ndim == 4]
+    down, bottom, up = [(4, 3, 3, 3), (4, 4, 3, 3)], [(8, 4, 3, 3), (8, 8, 3, 3)], [(4, 8, 3, 3), (4, 4, 3, 3)]
+    assert shapes == [*down, *bottom, (8, 4, 2, 2), *up, (2, 4, 1, 1)]

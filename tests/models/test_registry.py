@@ -15,7 +15,7 @@ def test_names_descriptions_and_options() -> None:
     assert all(spec.name == name and spec.description for name, spec in MODELS.items())
     options = {name: spec.options for name, spec in MODELS.items() if spec.options}
     assert options == {
-        "mlp": {"hidden": (200, 200)},
+        "mlp": {"hidden": (200, 200), "norm": "none"},
         "fedpg-cnn": {"dropout": (0.0, 0.0)},
         "tangent-mlp": {"hidden": (256, 256)},
         "resnet18": {"norm": "group", "stem": "auto", "width": 64},
@@ -23,7 +23,7 @@ def test_names_descriptions_and_options() -> None:
         "wrn28-10": {"norm": "group", "width": 10},
         "nfresnet18": {"width": "standard", "stem": "auto"},
         "densenet121": {"norm": "batch", "stem": "auto", "growth": 32},
-        "unet": {"norm": "batch", "width": 32},
+        "unet": {"norm": "batch", "width": 32, "depth": 4},
     }
 
 
@@ -124,3 +124,12 @@ def test_own_factory_errors(own_module: str, name: str, parts: list[str]) -> Non
 def test_own_factory_with_an_unknown_option(own_module: str) -> None:
     with pytest.raises(InputError, match=r"options={'depth': 2} failed: TypeError: .*'depth'"):
         build(f"{own_module}:net", (6,), 2, depth=2)
+
+
+def test_a_perceptron_with_batchnorm() -> None:
+    layers = list(build("mlp", (6,), 2, hidden=[5, 4], norm="batch").body)  # type: ignore[arg-type]
+    kinds = [type(layer).__name__ for layer in layers]
+    assert kinds == ["Flatten", "Linear", "BatchNorm1d", "ReLU", "Linear", "BatchNorm1d", "ReLU"]
+    assert [layer.num_features for layer in layers if isinstance(layer, torch.nn.BatchNorm1d)] == [5, 4]
+    with pytest.raises(InputError, match=r"model\.norm is 'group'; of a perceptron it is 'none' or 'batch'"):
+        build("mlp", (6,), 2, norm="group")

@@ -23,11 +23,15 @@ class Network(nn.Module):
         return logits
 
 
-def hidden_layers(features: int, widths: Sequence[int], dropout: Sequence[float] = ()) -> Layers:
-    """``flatten``, then linear, ReLU and, where a rate above 0 is given, dropout for each width."""
+def hidden_layers(
+    features: int, widths: Sequence[int], dropout: Sequence[float] = (), *, batch_norm: bool = False
+) -> Layers:
+    """``flatten``, then linear, BatchNorm if asked for, ReLU and, where its rate is above 0, dropout for each width."""
     layers: Layers = {"flatten": nn.Flatten()}
     for i, width in enumerate(widths):
         layers[f"fc{i + 1}"] = nn.Linear(features, width)
+        if batch_norm:
+            layers[f"bn_fc{i + 1}"] = nn.BatchNorm1d(width)
         layers[f"relu_fc{i + 1}"] = nn.ReLU()
         if i < len(dropout) and dropout[i] > 0:
             layers[f"drop{i + 1}"] = nn.Dropout(dropout[i])

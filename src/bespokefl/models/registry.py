@@ -57,7 +57,7 @@ MODELS: dict[str, ModelSpec] = {
         ModelSpec("nfresnet18", "ResNet-18 without norms, standardised kernels (FedPG)", nfresnet.nfresnet18, _DEEP),
         ModelSpec("densenet121", "dense blocks of 6, 12, 24, 16, BatchNorm (LG-Mix)", densenet.densenet121, _DEEP),
         ModelSpec(
-            "unet", "a map of logits for segmentation, BatchNorm (LG-Mix)", unet.unet, unet.SIDE_MULTIPLE, segments=True
+            "unet", "a map of logits for segmentation, BatchNorm (LG-Mix)", unet.unet, unet.SMALLEST_SIDE, segments=True
         ),
     )
 }

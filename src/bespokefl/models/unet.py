@@ -15,18 +15,23 @@ from bespokefl.errors import InputError
 from bespokefl.models.blocks import MakeNorm, Named, check_width, conv3x3, he_init, norm_of
 
 DEPTH = 4  # poolings by 2 on the way down, and as many steps up
-SIDE_MULTIPLE = 2**DEPTH
+SMALLEST_SIDE = 2  # what a single pooling leaves a pixel of
 
 
-def unet(input_shape: tuple[int, ...], classes: int, norm: str = "batch", width: int = 32) -> nn.Module:
-    """``width`` channels in full size, twice as many after each of the four poolings."""
+def unet(
+    input_shape: tuple[int, ...], classes: int, norm: str = "batch", width: int = 32, depth: int = DEPTH
+) -> nn.Module:
+    """``width`` channels in full size, twice as many after each of the ``depth`` poolings."""
     check_width(width, "the channels of the first level, 32 by default")
-    if any(side % SIDE_MULTIPLE for side in input_shape[1:]):
+    if type(depth) is not int or not 1 <= depth <= DEPTH:
+        raise InputError(f"model.depth is {depth!r}; it is the number of poolings, a whole number from 1 to {DEPTH}")
+    multiple = 2**depth
+    if any(side % multiple for side in input_shape[1:]):
         raise InputError(
-            f"model.name is 'unet', which halves images {DEPTH} times, but the data has the shape {input_shape}; its "
-            f"height and width must be multiples of {SIDE_MULTIPLE}"
+            f"model.name is 'unet', which halves images {depth} times, but the data has the shape {input_shape}; its "
+            f"height and width must be multiples of {multiple}"
         )
-    network = UNet(input_shape[0], classes, width, norm_of(norm))
+    network = UNet(input_shape[0], classes, width, norm_of(norm), depth)
     he_init(network, "fan_in")
     return network
 
@@ -34,9 +39,9 @@ def unet(input_shape: tuple[int, ...], classes: int, norm: str = "batch", width:
 class UNet(nn.Module):
     """Levels on the way down, the bottom, and levels on the way up, each beside the level of its size."""
 
-    def __init__(self, channels: int, classes: int, width: int, norm: MakeNorm) -> None:
+    def __init__(self, channels: int, classes: int, width: int, norm: MakeNorm, depth: int) -> None:
         super().__init__()
-        widths = [width * 2**level for level in range(DEPTH + 1)]
+        widths = [width * 2**level for level in range(depth + 1)]
         self.pool = nn.MaxPool2d(2)
         self.down = nn.ModuleList(
             two_convs(a, b, norm) for a, b in zip([channels, *widths[:-2]], widths[:-1], strict=True)
