@@ -283,6 +283,7 @@ class Part:
     name: str
     title: str
     experiment: Experiment
+    set_up: str = ""  # the small set-up that it was brought to
 
 
 SECTIONS: dict[str, type[Section]] = {

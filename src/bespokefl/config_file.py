@@ -31,7 +31,7 @@ from bespokefl.config import (
 from bespokefl.errors import InputError, unknown_name
 from bespokefl.overrides import Setting, options_of, overlaid, with_settings
 from bespokefl.reproduce.printed import with_printed
-from bespokefl.scale import Scale, small_changes
+from bespokefl.scale import Scale, at_small_scale, chosen_set_up
 from bespokefl.tomlfile import key_lines, parse_value
 
 S = TypeVar("S", bound=Section)
@@ -102,10 +102,11 @@ def parse_parts(
         own = {key: value for key, value in entry.items() if key not in ("name", "title", SMALL)}
         prefixes = [f"{SETTING}.{place}."]
         with known.located():
-            merged = overlaid(base, own)
+            merged, set_up = overlaid(base, own), ""
             if scale == "small":
-                for changes in (small_changes(merged), document.get(SMALL, {}), entry.get(SMALL, {})):
-                    merged = overlaid(merged, changes)
+                small = [document.get(SMALL, {}), entry.get(SMALL, {})]
+                set_up = chosen_set_up(merged, small).name
+                merged = at_small_scale(merged, small)
                 prefixes += [f"{SMALL}.", f"{SETTING}.{place}.{SMALL}."]
         lines = dict(known.lines)
         for prefix in prefixes:
@@ -115,7 +116,7 @@ def parse_parts(
         with place_of.located():
             paper = with_printed(experiment.paper, name, [choice.label for choice in experiment.algorithms])
         experiment = replace(experiment, paper=paper)
-        parts.append(Part(name, entry.get("title", ""), experiment))
+        parts.append(Part(name, entry.get("title", ""), experiment, set_up))
     return tuple(parts)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+import tomllib
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from bespokefl.models import MODELS
 from bespokefl.reproduce import measures
 from bespokefl.reproduce.cells import paper_numbers
 from bespokefl.reproduce.printed import read_paper
+from bespokefl.scale import read_set_up, set_ups
 from bespokefl.tuning.space import read_spaces
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -147,6 +149,47 @@ def test_the_small_scale_keeps_partition_methods_and_metrics(name: str) -> None:
         assert {c.name for c in small.experiment.algorithms} == {c.name for c in full.experiment.algorithms}
         assert small.experiment.paper == full.experiment.paper
         assert small.experiment.train.participation == full.experiment.train.participation
+
+
+FEW = ("lgmix-figure2c",)  # which varies the number of clients itself
+NOT_TUNED = ("masks",)  # its rates are still to come
+
+
+@every_experiment
+def test_the_small_scale_means_something(name: str) -> None:
+    for part in parts(name, "small"):
+        one, set_up = part.experiment, read_set_up(part.set_up)
+        if set_up.name in NOT_TUNED:
+            continue
+        data = assembly.load_data(one, 0)
+        assert name in FEW or data.clients >= 20
+        assert name in FEW or round(data.clients * one.train.participation) >= 5
+        assert one.seeds == (0, 1, 2) and one.eval.every == 1
+        assert set_up.rates is not None
+        for choice in one.algorithms:
+            assert assembly.make_algorithm(one, choice).lr == set_up.rates[choice.name], choice.label
+        if one.eval.target is not None:
+            assert one.eval.target == set_up.target and 0.3 < one.eval.target < 1
+
+
+def test_rates_of_the_small_scale_say_where_they_are_from() -> None:
+    for name in set(set_ups()) - set(NOT_TUNED):
+        own = ROOT / "src/bespokefl/reproduce/small"
+        chosen = tomllib.loads((own / "tuned" / f"{name}.toml").read_text())
+        tuning = tomllib.loads((own / f"{name}.toml").read_text())["tuning"]
+        assert (
+            set(chosen["rates"].values()) <= set(tuning["grid"])
+            and chosen["rates"].keys() == chosen["validation"].keys()
+        )
+        assert str(tuning["grid"]) in chosen["why"]["rates"] and chosen["train"]["rounds"] % 10 == 0
+        for command in chosen["why"]["commands"]:
+            assert command.startswith(f"python benchmarks/small_rates.py {name}")
+
+
+def test_what_a_small_set_up_does_not_carry_is_not_compared() -> None:
+    set_up = read_set_up("digits-domains")
+    assert set_up.carries("mean") and set_up.carries("auc")
+    assert not any(map(set_up.carries, ("client:MNIST", "client:A:dice", "memory", "seconds", "hours")))
 
 
 @pytest.mark.parametrize(

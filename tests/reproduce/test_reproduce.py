@@ -389,3 +389,56 @@ def test_run_runs_every_setting(here: Path, tmp_path: Path, monkeypatch: pytest.
     assert result.exit_code == 0, result.output
     assert {path.parent.parent.name for path in tmp_path.glob("*/*/seed-0")} == {"first", "second"}
     assert "first: six clients" in result.output
+
+
+TWINS = """
+seeds = [0]
+algorithms = ["local", { name = "fedavg", personal = "global" }]
+[data]
+source = "digits"
+clients = 5
+max_samples = 300
+[model]
+name = "linear"
+[train]
+rounds = 2
+local_epochs = 1
+lr = 0.5
+[paper]
+metrics = ["mean", "memory"]
+[[setting]]
+name = "first"
+paper.numbers.mean = { local = 90.0, fedavg = 60.0 }
+paper.numbers.memory = { local = 10.0, fedavg = 20.0 }
+[[setting]]
+name = "same"
+data.clients = 5
+paper.numbers.mean = { local = 70.0, fedavg = 80.0 }
+[[setting]]
+name = "half"
+algorithms = ["local", { name = "fedavg", personal = "local_before_agg" }]
+"""
+
+
+def test_runs_that_are_the_same_in_two_settings_go_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "experiments").mkdir()
+    (tmp_path / "experiments" / "twins.toml").write_text(TWINS)
+    monkeypatch.chdir(tmp_path)
+    result = bespoke("reproduce", "twins", "--out", tmp_path / "out", "--jobs", 1)
+    assert result.exit_code == 0, result.output
+    runs = {str(path.parent.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("summary.json")}
+    assert runs == {"first/local/seed-0", "first/fedavg/seed-0", "half/fedavg/seed-0"}
+    found = compared(tmp_path / "out")
+    ours = {
+        setting["name"]: {row["label"]: (row["ours"], row["paper"]) for row in setting["columns"][0]["methods"]}
+        for setting in found["settings"]
+    }
+    assert ours["first"]["fedavg"][0] == ours["same"]["fedavg"][0] != ours["half"]["fedavg"][0]
+    assert ours["first"]["local"][0] == ours["same"]["local"][0] == ours["half"]["local"][0]
+    assert ours["same"]["local"][1] == 70.0 and ours["first"]["local"][1] == 90.0
+    text = " ".join(result.output.split())
+    assert "All methods: the same here as in first, run there once; the paper's numbers are this setting's." in text
+    assert "local: the same here as in first" in text
+    assert not (tmp_path / "out" / "same").exists()
+    again = bespoke("reproduce", "twins", "--out", tmp_path / "out", "--jobs", 1, "--only", "same/*")
+    assert again.exit_code == 0 and (tmp_path / "out" / "same" / "local").exists()  # alone it has runs of its own

@@ -7,6 +7,7 @@ import pytest
 from bespokefl.config_file import parse_experiment, read_experiment, read_parts
 from bespokefl.errors import InputError
 from bespokefl.overrides import overlaid
+from bespokefl.scale import read_set_up
 
 FILE = """
 seeds = [0, 1]
@@ -67,13 +68,66 @@ def test_the_command_line_wins_everywhere(file: Path) -> None:
 
 
 def test_the_small_scale(file: Path) -> None:
-    plain, full = (part.experiment for part in read_parts(file, scale="small"))
-    for one in (plain, full):
-        assert (one.data.source, one.model.name, one.seeds) == ("digits", "mlp", (0,))
+    plain, full = read_parts(file, scale="small")
+    assert (plain.set_up, full.set_up) == ("digits-labels", "digits-dirichlet")  # by the partition
+    for part in (plain, full):
+        one = part.experiment
+        assert (one.data.source, one.model.name, one.seeds) == ("digits", "mlp", (0, 1, 2))
         assert one.train.rounds == 3  # of [small]
         assert [choice.label for choice in one.algorithms] == ["local", "ditto"]
-    assert plain.data.partition == "labels" and plain.train.participation == 0.1  # as in the experiment
-    assert (plain.data.clients, full.data.clients) == (20, 7)  # a fifth; what the setting says
+        assert one.eval.every == 1 and one.algorithms[1].hyper["lam"] == 0.5
+    assert plain.experiment.data.partition == "labels" and plain.experiment.train.participation == 0.1
+    assert plain.experiment.data.options == {"labels_per_client": 3}
+    assert (plain.experiment.data.clients, full.experiment.data.clients) == (50, 7)  # five a round; what it says
+
+
+def test_the_small_scale_takes_rates_of_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "exp.toml"
+    path.write_text(
+        """
+algorithms = ["local", { name = "fedavg", label = "quick", lr = 7.0 }, { name = "fedprox", lr = 5.0, mu = 0.2 }]
+[data]
+source = "cifar10"
+root = "somewhere"
+seed = 1
+max_samples = 9
+[train]
+lr = 3.0
+momentum = 0.9
+participation = 0.25
+[eval]
+target = 0.7
+"""
+    )
+    [part] = read_parts(path, scale="small")
+    set_up = read_set_up(part.set_up)
+    assert part.set_up == "digits-dirichlet" and set_up.rates is not None
+    local, quick, prox = part.experiment.algorithms
+    assert local.hyper["lr"] == set_up.rates["local"] and quick.hyper["lr"] == set_up.rates["fedavg"]
+    assert prox.hyper == {"mu": 0.2}  # not tuned there: never 5.0 of other data, but [train]'s of these
+    assert part.experiment.train.lr == set_up.rates["fedavg"] and part.experiment.train.momentum == 0.9
+    assert part.experiment.eval.target == set_up.target and part.experiment.data.clients == 20
+    data = part.experiment.data
+    assert data.root is None and data.seed is None and data.max_samples is None
+    [command] = read_parts(path, [("algorithm.lr", 0.5)], scale="small")
+    assert all(choice.hyper["lr"] == 0.5 for choice in command.experiment.algorithms)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "[small]\nset_up = 'digit-domains'",
+            r"small\.set_up = 'digit-domains' is not known\. Did you mean digits-domains",
+        ),
+        ("[data]\npartition = 'nothing'", r"data\.partition = 'nothing': no small set-up .* digits-labels"),
+    ],
+)
+def test_a_small_set_up_that_is_not_there_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "exp.toml"
+    path.write_text(f"algorithms = ['local']\n{text}\n")
+    with pytest.raises(InputError, match=message):
+        read_parts(path, scale="small")
 
 
 def test_one_setting_can_be_chosen(file: Path) -> None:

@@ -62,7 +62,7 @@ def reproduce(
     comparison, outcome = reproduce(request, make_console(stderr=True))
     print_comparison(comparison, make_console())
     for setting in comparison.settings:
-        if setting.scored:
+        if setting.scored and setting.has_runs:
             say_report(folder / setting.name)
     typer.echo(f"Comparison: {folder / 'comparison.md'}, {folder / 'comparison.json'}")
     say_failures(outcome, folder)

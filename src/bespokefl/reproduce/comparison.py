@@ -1,10 +1,10 @@
 """Ours beside the paper's: every setting, method and figure of a table, and what the comparison comes to."""
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from bespokefl.config import Experiment, PaperSection, Part
 from bespokefl.config_file import experiment_document
@@ -16,6 +16,7 @@ from bespokefl.results.methods import BASELINE
 from bespokefl.results.table import caption
 from bespokefl.resuming import differences
 from bespokefl.run import RunPlan
+from bespokefl.scale import read_set_up
 
 SHARED = (
     "data",
@@ -25,6 +26,13 @@ SHARED = (
     "attack",
     "new_clients",
 )  # sections that all runs of a setting have in common
+
+
+class Elsewhere(NamedTuple):
+    """Where the runs of a method are that are the same in an earlier setting."""
+
+    setting: str
+    folder: Path
 
 
 @dataclass(frozen=True)
@@ -38,6 +46,9 @@ class SettingResult:
     departures: tuple[str, ...]  # from the paper's set-up, as the experiment states it
     seeds: int
     missing_data: str = ""  # why it could not run
+    remarks: tuple[str, ...] = ()  # runs that are an earlier setting's, columns that a small set-up does not carry
+    uncomparable: frozenset[str] = frozenset()  # these columns
+    has_runs: bool = True  # of its own
 
 
 @dataclass(frozen=True)
@@ -52,8 +63,13 @@ class Comparison:
 
     @property
     def compared(self) -> tuple[Column, ...]:
-        """The columns that the paper prints; of a small set-up only those that it has."""
-        columns = [column for setting in self.settings for column in setting.columns if column.tally.printed]
+        """The columns that the paper prints; of a small set-up those that it has, and whose ordering it carries."""
+        columns = [
+            column
+            for setting in self.settings
+            for column in setting.columns
+            if column.tally.printed and column.metric not in setting.uncomparable
+        ]
         return tuple(column for column in columns if not self.small or column.tally.cells)
 
     @property
@@ -73,11 +89,20 @@ class Comparison:
 
 
 def compare_setting(
-    part: Part, as_in_paper: Experiment, folder: Path, plans: Mapping[tuple[str, int], RunPlan], missing_data: str = ""
+    part: Part,
+    as_in_paper: Experiment,
+    folder: Path,
+    plans: Mapping[tuple[str, int], RunPlan],
+    missing_data: str = "",
+    elsewhere: Mapping[str, Elsewhere] | None = None,
 ) -> SettingResult:
     """The finished runs of a setting beside the paper's numbers; ``plans`` are of those that were asked for now."""
-    paper = part.experiment.paper
+    paper, others = part.experiment.paper, dict(elsewhere or {})
     runs = _runs(part.experiment, folder, plans) if plans else []
+    runs = [run for run in runs if run.label not in others]
+    for other in dict.fromkeys(others.values()):
+        found = _runs(part.experiment, other.folder, plans)
+        runs += [run for run in found if others.get(run.label) == other]
     by_label: dict[str, list[StoredRun]] = {}
     for run in runs:
         by_label.setdefault(run.label, []).append(run)
@@ -96,7 +121,30 @@ def compare_setting(
         departures=tuple(departures(as_in_paper, part.experiment)),
         seeds=len({run.seed for run in runs}),
         missing_data=missing_data,
+        remarks=tuple(_remarks(part, others)),
+        uncomparable=_uncomparable(part),
+        has_runs=any(run.label not in others for run in runs),
     )
+
+
+def _uncomparable(part: Part) -> frozenset[str]:
+    """The columns whose ordering the small set-up does not carry."""
+    if not part.set_up:
+        return frozenset()
+    set_up = read_set_up(part.set_up)
+    return frozenset(metric for metric in part.experiment.paper.metrics if not set_up.carries(metric))
+
+
+def _remarks(part: Part, others: Mapping[str, Elsewhere]) -> Iterator[str]:
+    if part.set_up:
+        yield f"Small set-up: {part.set_up}."
+    every = [choice.label for choice in part.experiment.algorithms]
+    for setting in dict.fromkeys(other.setting for other in others.values()):
+        labels = [label for label in every if label in others and others[label].setting == setting]
+        who = "All methods" if labels == every else ", ".join(labels)
+        yield f"{who}: the same here as in {setting}, run there once; the paper's numbers are this setting's."
+    if left := sorted(_uncomparable(part)):
+        yield f"Not compared, as this set-up does not carry it: {', '.join(left)}."
 
 
 def _runs(experiment: Experiment, folder: Path, plans: Mapping[tuple[str, int], RunPlan]) -> list[StoredRun]:
@@ -156,6 +204,7 @@ def to_json(comparison: Comparison) -> dict[str, Any]:
                 "scored": setting.scored,
                 "departures": list(setting.departures),
                 "missing_data": setting.missing_data or None,
+                "remarks": list(setting.remarks),
                 "columns": [_column_json(column, comparison) for column in setting.columns],
             }
             for setting in comparison.settings

@@ -4,7 +4,7 @@ import contextlib
 import fnmatch
 import os
 from collections.abc import Iterator, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -21,12 +21,13 @@ from bespokefl.overrides import Setting
 from bespokefl.progress import make_reporter, several_reporters
 from bespokefl.reproduce import measures, tables
 from bespokefl.reproduce.cells import numbers_printed
-from bespokefl.reproduce.comparison import Comparison, compare_setting, to_json
+from bespokefl.reproduce.comparison import Comparison, Elsewhere, SettingResult, compare_setting, to_json
 from bespokefl.reproduce.pool import Job, free_workers, run_jobs
 from bespokefl.reproduce.printed import merged
 from bespokefl.results import files
 from bespokefl.run import RunPlan
 from bespokefl.scale import Scale
+from bespokefl.tomlfile import dumps
 
 MARKDOWN, JSON = "comparison.md", "comparison.json"
 
@@ -57,6 +58,7 @@ class _Setting:
     finished: frozenset[Path] = frozenset()
     missing_data: str = ""
     notes: tuple[str, ...] = ()  # what its folder holds that the user should know
+    shared: dict[str, "_Setting"] = field(default_factory=dict)  # by method: the setting whose runs are its own, too
 
 
 def reproduce(request: Request, console: Console) -> tuple[Comparison, Outcome]:
@@ -64,8 +66,9 @@ def reproduce(request: Request, console: Console) -> tuple[Comparison, Outcome]:
     chosen = _choose(request)
     for setting in chosen:
         _check(setting)
+    _share_runs(chosen)
     outcome = _run(request, chosen, console)
-    results = [compare_setting(s.part, s.as_in_paper, s.folder, s.plans, missing_data=s.missing_data) for s in chosen]
+    results = [_compare(setting) for setting in chosen]
     comparison = Comparison(
         name=request.name,
         paper=chosen[0].part.experiment.paper,
@@ -76,6 +79,18 @@ def reproduce(request: Request, console: Console) -> tuple[Comparison, Outcome]:
     files.write_atomically(request.out / MARKDOWN, tables.markdown(comparison))
     files.write_json(request.out / JSON, to_json(comparison))
     return comparison, outcome
+
+
+def _compare(setting: _Setting) -> SettingResult:
+    elsewhere = {label: Elsewhere(other.part.name, other.folder) for label, other in setting.shared.items()}
+    return compare_setting(
+        setting.part,
+        setting.as_in_paper,
+        setting.folder,
+        setting.plans,
+        missing_data=setting.missing_data,
+        elsewhere=elsewhere,
+    )
 
 
 def _left_out(request: Request, asked_for: Set[str]) -> int:
@@ -182,6 +197,22 @@ def describe_data(note: DataNote) -> str:
     return f"{note.name} is at {note.where.rstrip('.')}.{licence}{layout}"
 
 
+def _share_runs(settings: Sequence[_Setting]) -> None:
+    """A method whose configuration is the same in two settings, as at a small scale, runs in the first of them only."""
+    first: dict[str, _Setting] = {}
+    for setting in settings:
+        for choice in setting.chosen.algorithms:
+            documents = [plan.document for (label, _), plan in setting.plans.items() if label == choice.label]
+            if documents:
+                owner = first.setdefault("".join(dumps(document) for document in documents), setting)
+                if owner is not setting:
+                    setting.shared[choice.label] = owner
+        own = tuple(choice for choice in setting.chosen.algorithms if choice.label not in setting.shared)
+        setting.chosen = replace(setting.chosen, algorithms=own)
+        if not own and not any(setting.folder.iterdir()):
+            setting.folder.rmdir()  # nothing runs here
+
+
 # running ---------------------------------------------------------------------------------------------
 
 
@@ -189,7 +220,8 @@ def _run(request: Request, settings: Sequence[_Setting], console: Console) -> Ou
     outcome = Outcome()
     jobs: list[Job] = []
     for setting in settings:
-        outcome.finished += [plan.folder for plan in setting.plans.values() if plan.folder in setting.finished]
+        own = [plan.folder for (label, _), plan in setting.plans.items() if label not in setting.shared]
+        outcome.finished += [folder for folder in own if folder in setting.finished]
         jobs += _jobs(setting)
     runs = sum(len(job.folders) for job in jobs)
     if outcome.finished:

@@ -139,6 +139,7 @@ def setting_text(comparison: Comparison, setting: SettingResult) -> str:
         sentences.append(f"Not run: {setting.missing_data}")
     if setting.scored:
         sentences.append(setting.scored)
+    sentences += setting.remarks
     if setting.departures:
         what = "SMALL SCALE" if comparison.small else "NOT THE PAPER'S SET-UP"
         sentences.append(f"{what}: {'; '.join(setting.departures)}.")
