@@ -136,9 +136,7 @@ def test_the_checkpoint_knows_its_configuration(experiment: Path, finished: Path
 
 
 @pytest.mark.parametrize("state", ["finished", "unfinished"])
-def test_a_lost_configuration_is_written_anew(
-    experiment: Path, undisturbed: Path, finished: Path, state: str
-) -> None:
+def test_a_lost_configuration_is_written_anew(experiment: Path, undisturbed: Path, finished: Path, state: str) -> None:
     (run_folder(finished) / "config.toml").unlink()
     if state == "unfinished":
         unfinished(finished)

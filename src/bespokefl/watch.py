@@ -22,8 +22,7 @@ class Watch:
         lost = [why for why in line["failed"].values() if why == NOT_FINITE]
         if len(lost) >= HALF * len(line["clients"]):
             found["not finite"] = (
-                f"{len(lost)} of {len(line['clients'])} clients answered with values that are not finite; "
-                f"{REMEDY}"
+                f"{len(lost)} of {len(line['clients'])} clients answered with values that are not finite; {REMEDY}"
             )
         mean = line["mean"]
         if mean is not None and mean > self._best:
