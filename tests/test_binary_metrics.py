@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy.special import softmax
 from sklearn.metrics import accuracy_score, f1_score, recall_score, roc_auc_score
 
-from bespokefl.binary_metrics import auc, binary_scores, positive_probability
+from bespokefl.binary_metrics import auc, binary_scores
 from bespokefl.classification_metrics import accuracy, confusion, f1, pad, recall
 from bespokefl.errors import InputError
 from bespokefl.metrics import averages
@@ -95,12 +95,12 @@ def test_by_hand() -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_probability_of_class_1(dtype: type) -> None:
-    logits = np.array([[0, np.log(3)], [2, 2], [-700, 700], [800, -800], [0, 20], [0, 21]], dtype=dtype)
-    p = positive_probability(logits)
-    assert p == pytest.approx([0.75, 0.5, 1, 0, 1, 1], abs=1e-7)
-    assert p[4] < p[5] < 1  # a softmax in float32 would tie them
-    assert auc(p[4:], [0, 1]) == 1
+@pytest.mark.parametrize("sure", [20, 40, 800])
+def test_the_auc_orders_samples_of_which_the_model_is_sure(dtype: type, sure: float) -> None:
+    """Probabilities of class 1 would tie at 1: from a difference of 17 on in float32, of 37 in float64."""
+    logits = np.array([[0, sure], [0, sure + 1], [-sure, sure], [sure, -sure]], dtype=dtype)
+    assert binary_scores(logits, [0, 1, 1, 0]).auc == 1
+    assert binary_scores(logits, [1, 0, 0, 0]).auc == pytest.approx(1 / 3)
 
 
 def test_auc_by_hand() -> None:

@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import expit
 from scipy.stats import rankdata
 
 from bespokefl.classification_metrics import Floats, accuracy, confusion, f1, real, recall
@@ -30,23 +29,17 @@ def binary_scores(logits: npt.ArrayLike, y: npt.ArrayLike, mask: npt.ArrayLike |
     outputs = np.asarray(logits, dtype=np.float64)
     if outputs.ndim == 0 or outputs.shape[-1] != 2:
         raise InputError(f"logits have shape {outputs.shape}; their last axis must be the two classes")
+    with np.errstate(invalid="ignore"):  # NaN where both are infinite
+        margin = outputs[..., 1] - outputs[..., 0]  # probabilities of class 1 would tie at 1 where the model is sure
     counts = confusion(y, outputs.argmax(-1), classes=2, mask=mask)
     found, both_f1 = recall(counts), f1(counts)
     return BinaryScores(
         accuracy=accuracy(counts),
-        auc=auc(positive_probability(outputs), y, mask),
+        auc=auc(margin, y, mask),
         sensitivity=found[..., 1],
         specificity=found[..., 0],
         f1=both_f1.mean(-1),
     )
-
-
-def positive_probability(logits: npt.ArrayLike) -> Floats:
-    """Softmax probability of class 1, in float64: in float32 it ties at 1 from a difference of 17 on."""
-    outputs = np.asarray(logits, dtype=np.float64)
-    with np.errstate(invalid="ignore"):  # NaN where both are infinite
-        probability: Floats = expit(outputs[..., 1] - outputs[..., 0])
-    return probability
 
 
 def auc(score: npt.ArrayLike, y: npt.ArrayLike, mask: npt.ArrayLike | None = None) -> Floats:
