@@ -65,6 +65,12 @@ def test_a_figure(name: str, expected: float | None) -> None:
     assert found is None if expected is None else found == pytest.approx(expected)
 
 
+def test_of_spreads_the_lower_is_better() -> None:
+    spreads = [name for name in MEASURES if name.endswith("_std")]
+    assert {"auc_std", "gain_std", "s_acc_std"} < set(spreads)
+    assert not any(MEASURES[name].higher_is_better for name in spreads)
+
+
 def test_gain_needs_local() -> None:
     local = run(CLIENTS | {"accuracy": ACCURACY - [0.1, 0.3, 0.2, 0.0]})
     assert MEASURES["gain"].value(run(), local) == pytest.approx(20)

@@ -111,7 +111,7 @@ def _binary(key: str, heading: str) -> dict[str, Measure]:
     """A score that a run has for each client, and its spread over clients."""
     return {
         key: Measure(f"{heading} %", _of_clients(key, "mean")),
-        f"{key}_std": Measure(f"std of {heading} over clients", _of_clients(key, "std"), "points"),
+        f"{key}_std": Measure(f"std of {heading} over clients", _of_clients(key, "std"), "points", False),
     }
 
 
