@@ -23,6 +23,8 @@ BAD_LOSSES: list[tuple[Callable[[Tensor, Tensor], Any], str]] = [
     (lambda out, y: ((out - F.one_hot(y, 2)) ** 2).mean(0), r"of 1 sample, returns the shape \(2,\)"),  # by class
     (lambda out, y: (out.argmax(1) != y).long(), r"torch.int64"),
     (lambda out, y: 0.5, "returns a float"),
+    (lambda out, y: F.cross_entropy(out, y).expand(len(y)), "what it returns for the first depends on the second"),
+    (lambda out, y: ((out[:, 1:] - y) ** 2).mean(1), "depends on the second"),  # (n, 1) - (n,) is (n, n)
     (lambda out, y: out @ y, "fails: RuntimeError"),
 ]
 

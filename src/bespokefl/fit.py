@@ -1,5 +1,6 @@
 """Whether model, loss and data fit together, looked at on two samples before the first round."""
 
+import contextlib
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -117,22 +118,38 @@ def _check_classes(data: FederatedData, shape: tuple[int, ...]) -> None:
 
 def _check_losses(task: Task, out: Tensor, y: Tensor) -> None:
     """A mean over the batch passes for one value per sample with some methods, and is a wrong number."""
-    for n in (2, 1):
-        shapes = f"outputs {tuple(out[:n].shape)} and targets {tuple(y[:n].shape)}"
-        told = f"the loss, given the {shapes} of {n} sample{'s' if n > 1 else ''}"
-        try:
-            losses = _numerically(task, out.device, lambda n=n: task.per_sample(out[:n], y[:n]))  # type: ignore[misc]
-        except Exception as error:
-            numbers = y.is_floating_point() and task.classifies
-            hint = ". Floating targets are numbers to be predicted; class labels are whole numbers" if numbers else ""
-            raise InputError(f"{told}, fails: {type(error).__name__}: {error}{hint}") from error
-        if isinstance(losses, Tensor) and losses.shape == (n,) and losses.is_floating_point():
-            continue
-        if not isinstance(losses, Tensor):
-            seen = f"a {type(losses).__name__}"
-        else:
-            seen = f"{'one number' if not losses.ndim else f'the shape {tuple(losses.shape)}'} ({losses.dtype})"
+    found = [_losses(task, out[:n], y[:n]) for n in (2, 1)]
+    other = torch.stack([torch.zeros_like(out[0]), torch.arange(1, out[0].numel() + 1).view(out[0].shape).to(out)])
+    with contextlib.suppress(Exception):  # a loss of probabilities, perhaps, which these are not
+        found.append(_numerically(task, out.device, lambda: task.per_sample(out + other, y)))
+    of_first = torch.stack([losses[0].double() for losses in found])
+    if not torch.allclose(of_first, of_first[0], rtol=1e-3, atol=1e-6, equal_nan=True):
         raise InputError(
-            f"{told}, returns {seen}; it must be one floating value per sample, the shape ({n},): "
-            'take no mean or sum over samples (reduction="none" in torch\'s losses)'
+            "the loss, given two samples: what it returns for the first depends on the second, "
+            f"{', '.join(f'{float(v):.6g}' for v in of_first)} with the second, without it and with another one; it "
+            "must be of one sample alone. Usual causes: a mean over samples that is spread again, or targets of the "
+            "shape (n,) beside outputs of the shape (n, 1)"
         )
+
+
+def _losses(task: Task, out: Tensor, y: Tensor) -> Tensor:
+    """One floating value per sample; InputError if the loss returns anything else."""
+    n = len(out)
+    shapes = f"outputs {tuple(out.shape)} and targets {tuple(y.shape)}"
+    told = f"the loss, given the {shapes} of {n} sample{'s' if n > 1 else ''}"
+    try:
+        losses: object = _numerically(task, out.device, lambda: task.per_sample(out, y))
+    except Exception as error:
+        numbers = y.is_floating_point() and task.classifies
+        hint = ". Floating targets are numbers to be predicted; class labels are whole numbers" if numbers else ""
+        raise InputError(f"{told}, fails: {type(error).__name__}: {error}{hint}") from error
+    if isinstance(losses, Tensor) and losses.shape == (n,) and losses.is_floating_point():
+        return losses
+    if not isinstance(losses, Tensor):
+        seen = f"a {type(losses).__name__}"
+    else:
+        seen = f"{'one number' if not losses.ndim else f'the shape {tuple(losses.shape)}'} ({losses.dtype})"
+    raise InputError(
+        f"{told}, returns {seen}; it must be one floating value per sample, the shape ({n},): "
+        'take no mean or sum over samples (reduction="none" in torch\'s losses)'
+    )

@@ -44,6 +44,15 @@ def test_a_client_has_each_row_once(train: list, val: list, test: list, message:
         federated(train, val, test)
 
 
+@pytest.mark.parametrize("wrong", [np.array([4.2, 5.0]), np.array([True, False])])
+def test_rows_are_whole_numbers(wrong: np.ndarray) -> None:
+    """A mask would be read as the rows 0 and 1."""
+    with pytest.raises(
+        InputError, match=rf"splits\['train'\] of client south has the dtype {wrong.dtype}.*row numbers"
+    ):
+        federated([rows(0, 1), wrong], NONE, [rows(2), rows(6)])
+
+
 def test_clients_may_share_rows_and_validate_on_what_they_are_tested_on() -> None:
     data = federated([rows(0, 1), rows(1, 2)], [rows(2), rows(0)], [rows(2), rows(0)])
     assert data.sizes("train").tolist() == [2, 2]

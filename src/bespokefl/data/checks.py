@@ -17,6 +17,13 @@ def check_rows(splits: Splits, names: Sequence[str], rows: int) -> None:
 
     Several clients may share rows, and so may what a client is validated and tested on (as in tuning).
     """
+    for name, per_client in splits.items():
+        for client, found in zip(names, per_client, strict=True):
+            if len(found) and np.asarray(found).dtype.kind not in "iu":
+                raise InputError(
+                    f"splits[{name!r}] of client {client} has the dtype {np.asarray(found).dtype}; give row numbers "
+                    "(np.flatnonzero makes them of a mask)."
+                )
     owner, split, own = _flat(splits)
     if not len(own):
         return
