@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file
-from tests.flower.memory import Memory, Notes, experiment
+from tests.flower.memory import SMALL, Memory, Notes, experiment
 from tests.flower.test_silo import own_silo
 from typer.testing import CliRunner
 
@@ -58,7 +58,9 @@ def test_outputs_that_no_class_belongs_to(tmp_path: Path) -> None:
 
 def silo_with_a_model(tmp_path: Path) -> Path:
     made = [own_silo(tmp_path, k, [0, 1, 2]) for k in range(2)]
-    transport = Memory({k: open_silo(home, data=data, device="cpu") for k, (home, data) in enumerate(made)})
+    transport = Memory(
+        {k: open_silo(home, data=data, device="cpu", limits=SMALL) for k, (home, data) in enumerate(made)}
+    )
     it = experiment("ditto", rounds=3, train={"lr": 0.2}, precision="float32")
     serve(it, tmp_path / "out", transport, nodes=2, resume=False, reporter=Notes())
     return made[1][0]
@@ -101,7 +103,7 @@ def test_an_image_is_read_as_those_it_was_trained_on(tmp_path: Path) -> None:
             Image.fromarray(grey).save(tmp_path / "images" / name / f"{i}.png")
     silo = tmp_path / "silo"
     it = experiment("local", rounds=8, data={"source": "images", "size": 6, "mode": "L"}, train={"lr": 0.2})
-    transport = Memory({1: open_silo(silo, data=tmp_path / "images", device="cpu")})
+    transport = Memory({1: open_silo(silo, data=tmp_path / "images", device="cpu", limits=SMALL)})
     serve(it, tmp_path / "out", transport, nodes=1, resume=False, reporter=Notes())
     Image.fromarray(np.full((20, 30, 3), 215, dtype=np.uint8)).save(tmp_path / "new.jpg")
     Image.fromarray(np.full((5, 5), 35, dtype=np.uint8)).save(tmp_path / "other.png")

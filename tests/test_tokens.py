@@ -8,7 +8,7 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
-from tests.flower.memory import Memory, Notes, experiment, remote, shards
+from tests.flower.memory import SMALL, Memory, Notes, experiment, remote, shards
 from tests.flower.test_contract import assert_alike, simulated
 from tests.small_networks import Words, words
 from torch import nn
@@ -166,7 +166,7 @@ def test_silos_with_texts_of_their_own(tmp_path: Path) -> None:
     for k, size in enumerate((30, 24)):
         x, y = texts(size, k)
         np.savez(tmp_path / f"{k}.npz", x=x.astype(np.uint8), y=y)
-        handlers[k] = open_silo(tmp_path / f"silo-{k}", data=tmp_path / f"{k}.npz", device="cpu")
+        handlers[k] = open_silo(tmp_path / f"silo-{k}", data=tmp_path / f"{k}.npz", device="cpu", limits=SMALL)
     it = experiment("fedavg", model={"name": "words"}, data={"inputs": "tokens", "source": "npz"})
     there = remote(it, Memory(handlers), tmp_path, Notes())
     assert there.data.inputs == "tokens" and there.round().failed == {}

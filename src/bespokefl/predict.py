@@ -26,7 +26,8 @@ from bespokefl.data.sources.npz import as_inputs, read_npz
 from bespokefl.errors import InputError
 from bespokefl.export import Answers
 from bespokefl.flower.silo import PERSONAL, RUN, RUNS
-from bespokefl.flower.workshop import Agreement, Limits, make_algorithm, make_task
+from bespokefl.flower.terms import Limits
+from bespokefl.flower.workshop import Agreement, make_algorithm, make_task
 from bespokefl.losses import class_logits
 from bespokefl.models import MODELS
 from bespokefl.results import files

@@ -18,6 +18,8 @@ from bespokefl.flower.roster import Roster
 from bespokefl.flower.server import make_federation
 from bespokefl.flower.silo import open_silo
 
+SMALL = ("fewest_samples=8",)  # limits of a silo that has few samples
+
 
 def to_bytes(message: Envelope) -> bytes:
     file = io.BytesIO()

@@ -54,6 +54,7 @@ def test_names_of_nodes_and_days_are_checked(tmp_path: Path) -> None:
         (["--insecure"], "either --data"),
         (["--insecure", "--data", "{tmp}", "--experiment", "{tmp}"], "either --data"),
         (["--insecure", "--data", "{tmp}/absent"], "absent does not exist"),
+        (["--insecure", "--data", "{tmp}", "--methods", "fedavgg"], "--methods = 'fedavgg'"),
         (["--data", "{tmp}", "--ca", "{tmp}/no.pem", "--key", "{tmp}"], "--ca {tmp}/no.pem does not exist"),
     ],
 )
@@ -112,7 +113,8 @@ def test_shares_are_all_clients_once_and_even(clients: int, nodes: int) -> None:
 
 
 def test_an_assignment_survives_the_command_line() -> None:
-    place = Place("silo", experiment="e.toml", settings=("train.rounds=3", 'data.source="ü"'), clients="0-4")
+    settings, limits = ("train.rounds=3", 'data.source="ü"'), ("repeats=2", "methods=fedavg,pgfed")
+    place = Place("silo", experiment="e.toml", settings=settings, clients="0-4", limits=limits)
     assignment = Assignment(place, "host:9092", "ca.pem", "node.key")
     assert Assignment.from_json(assignment.to_json()) == assignment
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tests.flower.memory import Memory, Notes, experiment, from_bytes, remote, shards, to_bytes
+from tests.flower.memory import SMALL, Memory, Notes, experiment, from_bytes, remote, shards, to_bytes
 from tests.flower.test_contract import assert_alike, simulated
 
 from bespokefl.errors import InputError
@@ -36,7 +36,9 @@ def own_silo(folder: Path, k: int, labels: list[int]) -> tuple[Path, Path]:
 
 def test_silos_with_data_of_their_own(tmp_path: Path) -> None:
     made = [own_silo(tmp_path, k, labels) for k, labels in enumerate(([0, 1], [1, 2], [0, 2, 3]))]
-    transport = Memory({10 * k: open_silo(home, data=data, device="cpu") for k, (home, data) in enumerate(made)})
+    transport = Memory(
+        {10 * k: open_silo(home, data=data, device="cpu", limits=SMALL) for k, (home, data) in enumerate(made)}
+    )
     it = experiment(["ditto", "fedbn"], rounds=3, data={"test": 0.2}, train={"lr": 0.1})
     notes = Notes()
     outcome = serve(it, tmp_path / "out", transport, nodes=3, resume=False, reporter=notes)
@@ -59,9 +61,11 @@ def test_silos_with_data_of_their_own(tmp_path: Path) -> None:
 def test_ids_stay_with_their_silo_whatever_the_order(tmp_path: Path) -> None:
     made = [own_silo(tmp_path, k, [0, 1]) for k in range(3)]
     it = experiment("fedavg", rounds=1)
-    first = Memory({k: open_silo(home, data=data, device="cpu") for k, (home, data) in enumerate(made)})
+    first = Memory({k: open_silo(home, data=data, device="cpu", limits=SMALL) for k, (home, data) in enumerate(made)})
     serve(it, tmp_path / "out", first, nodes=3, resume=False, reporter=Notes())
-    turned = Memory({50 - k: open_silo(home, data=data, device="cpu") for k, (home, data) in enumerate(made)})
+    turned = Memory(
+        {50 - k: open_silo(home, data=data, device="cpu", limits=SMALL) for k, (home, data) in enumerate(made)}
+    )
     it = experiment(["fedavg", "local"], rounds=1)
     outcome = serve(it, tmp_path / "out", turned, nodes=3, resume=True, reporter=Notes())
     names = files.read_csv(outcome.finished[1] / "clients.csv", texts=("name",))["name"]
@@ -78,7 +82,7 @@ def test_a_folder_of_images(tmp_path: Path) -> None:
             for i in range(8):
                 grey = rng.integers(0, 255, (12, 10), dtype=np.uint8)
                 Image.fromarray(grey).save(folder / f"{i}.png")
-        silos[k] = open_silo(tmp_path / f"silo-{k}", data=tmp_path / f"images-{k}", device="cpu")
+        silos[k] = open_silo(tmp_path / f"silo-{k}", data=tmp_path / f"images-{k}", device="cpu", limits=SMALL)
     it = experiment("fedavg", rounds=1, data={"source": "images", "size": 8, "mode": "L"})
     outcome = serve(it, tmp_path / "out", Memory(silos), nodes=2, resume=False, reporter=Notes())
     assert len(outcome.finished) == 1
@@ -296,7 +300,7 @@ REQUESTS: dict[str, tuple[Change, str]] = {
 @pytest.mark.parametrize("what", REQUESTS)
 def test_requests_that_are_refused(what: str, tmp_path: Path) -> None:
     silo, good = a_request(tmp_path)
-    from bespokefl.flower.workshop import Limits
+    from bespokefl.flower.terms import Limits
 
     silo._limits = Limits(message_bytes=2**20)
     before = snapshot(folder_of(silo))

@@ -23,6 +23,7 @@ from torch import Tensor
 from bespokefl.algorithms.acting import when
 from bespokefl.algorithms.averaging import ModelAveraging
 from bespokefl.algorithms.base import Newcomer, OneModel
+from bespokefl.algorithms.exchange import MODEL, Exchange
 from bespokefl.algorithms.hyper import hyper
 from bespokefl.cohort import Cohort
 from bespokefl.program import Call, Down, Phase, Program
@@ -53,6 +54,8 @@ class APFL(ModelAveraging, OneModel):
     name: ClassVar[str] = "apfl"
     paper: ClassVar[str] = "Deng et al., Adaptive Personalized Federated Learning, arXiv 2020"
     sends: ClassVar = {"w": "w"}
+    exchanges: ClassVar = (Exchange("train", {"w": MODEL}),)
+    stays: ClassVar = {"v": "the personal model before it is mixed", "alpha": "its weight in the mixture"}
     averages: ClassVar = ("train",)
 
     alpha0: float = hyper(0.5, "alpha: share of a client's own model; where it starts if adaptive", low=0, high=1)

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, Self
 from torch import Tensor
 
 from bespokefl.algorithms.acting import Condition, in_words, unless, unused, when
+from bespokefl.algorithms.exchange import Exchange
 from bespokefl.algorithms.hyper import checked, hyper
 from bespokefl.cohort import Cohort
 from bespokefl.errors import InputError
@@ -85,6 +86,10 @@ class Algorithm:
     # The uploads that hold parameters, which attacks replace: by name, what a model started from (a download of the
     # exchange, or an entry of its ``held``), or None for an update, such as a gradient.
     sends: ClassVar[Mapping[str, str | None]] = {}
+    # The programs that ``round`` runs on clients, and all that they send back; a silo runs no other for a server.
+    exchanges: ClassVar[tuple[Exchange, ...]] = ()
+    # What of a client's state never leaves it: by the name of the tree ("" is all of it), in words.
+    stays: ClassVar[Mapping[str, str]] = {}
     # The programs of whose uploads ``round`` takes nothing but the mean, by ``up.weights(self.weights)``: a node that
     # hosts several clients may then send their mean. Does not count for a subclass with another ``round``.
     averages: ClassVar[tuple[str, ...]] = ()
@@ -190,6 +195,15 @@ class Algorithm:
         found = inspect.getmembers(type(self), lambda v: isinstance(v, property))
         told = {name: value.fget.__annotations__.get("return") for name, value in found}
         return {name: getattr(self, name) for name, kind in told.items() if kind in (Program, Program.__name__)}
+
+    def uploads(self) -> dict[str, Exchange]:
+        """What a round has as the hyper-parameters stand, by program."""
+        return {e.program: e for e in self.exchanges if not e.only.why_not(vars(self))}
+
+    def model_programs(self) -> list[str]:
+        """The programs that make a client's model and nothing else; a silo sends nobody what they make."""
+        of_rounds = {e.program for e in self.exchanges} | set(self.uploads())
+        return [name for name in self.programs() if name not in of_rounds]
 
     def global_model(self, server: Tree) -> Model | None:
         """The server's model; nothing where the method has none."""

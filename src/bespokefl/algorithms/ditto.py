@@ -10,6 +10,7 @@ from typing import ClassVar, Literal, NamedTuple
 
 from bespokefl.algorithms.averaging import ModelAveraging
 from bespokefl.algorithms.base import Newcomer, OneModel, Training
+from bespokefl.algorithms.exchange import MODEL, Exchange
 from bespokefl.algorithms.hyper import hyper
 from bespokefl.cohort import Cohort
 from bespokefl.program import Down, Phase, Program
@@ -36,6 +37,8 @@ class Ditto(ModelAveraging, OneModel):
     name: ClassVar[str] = "ditto"
     paper: ClassVar[str] = "Li et al., Ditto: Fair and Robust Federated Learning Through Personalization, ICML 2021"
     sends: ClassVar = {"x": "w"}
+    exchanges: ClassVar = (Exchange("train", {"x": MODEL}),)
+    stays: ClassVar = {"v": "the personal model"}
     averages: ClassVar = ("train",)
 
     lam: float = hyper(1.0, "lambda: pull of the personal model towards the global one, eq. (1)", low=0)

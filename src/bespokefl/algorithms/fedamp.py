@@ -31,6 +31,7 @@ from torch import Tensor
 
 from bespokefl.algorithms.acting import never
 from bespokefl.algorithms.base import Algorithm, Newcomer, Setup, Training
+from bespokefl.algorithms.exchange import MODEL, Exchange
 from bespokefl.algorithms.hyper import hyper
 from bespokefl.cohort import Cohort
 from bespokefl.errors import InputError
@@ -45,6 +46,7 @@ class FedAMP(Algorithm):
     name: ClassVar[str] = "fedamp"
     paper: ClassVar[str] = "Huang et al., Personalized Cross-Silo Federated Learning on Non-IID Data, AAAI 2021"
     sends: ClassVar = {"w": "u"}
+    exchanges: ClassVar = (Exchange("train", {"w": MODEL}),)
     acts: ClassVar = {"weights": never("its attention takes the place of an average")}
 
     alpha: float = hyper(1.0, "alpha_k: step size of the attraction", above=0)

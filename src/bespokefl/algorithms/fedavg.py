@@ -20,6 +20,7 @@ from torch import Tensor
 from bespokefl.algorithms.acting import when
 from bespokefl.algorithms.averaging import ModelAveraging
 from bespokefl.algorithms.base import Newcomer, OneModel, Training
+from bespokefl.algorithms.exchange import MODEL, Exchange
 from bespokefl.algorithms.hyper import hyper
 from bespokefl.cohort import Cohort
 from bespokefl.program import Batches, Call, Down, Phase, Program
@@ -41,6 +42,7 @@ class LocalSGD(OneModel):
     """FedAvg's clients: each trains from w and sends the result; what the server makes of it is a method's matter."""
 
     sends: ClassVar = {"x": "w"}
+    exchanges: ClassVar = (Exchange("train", {"x": MODEL}),)
 
     personal: Literal["local_before_agg", "global", "finetune"] = hyper(
         "local_before_agg", "which model a client is scored with"

@@ -22,6 +22,7 @@ import torch
 
 from bespokefl.algorithms.averaging import ModelAveraging
 from bespokefl.algorithms.base import OneModel, Setup, Training
+from bespokefl.algorithms.exchange import MODEL, Exchange
 from bespokefl.algorithms.hyper import hyper
 from bespokefl.algorithms.pgfed import data_of
 from bespokefl.cohort import Cohort
@@ -38,6 +39,7 @@ class FedAvgSteps(ModelAveraging, OneModel):
     name: ClassVar[str] = "fedavg-steps"
     paper: ClassVar[str] = "Luo et al., PGFed: Personalize Each Client's Global Objective, ICCV 2023, figure 2"
     sends: ClassVar = {"x": "w"}
+    exchanges: ClassVar = (Exchange("train", {"x": MODEL}), Exchange("first_step"), Exchange("next_step"))
 
     after: int = hyper(100, "rounds of FedAvg, after which every round is a step of each client", low=1)
     mu: float = hyper(0.0, "mu: weight of the other clients' risks, eq. (4); 0: the own risk alone", low=0)

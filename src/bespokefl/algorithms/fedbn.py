@@ -15,6 +15,7 @@ from typing import ClassVar
 
 from bespokefl.algorithms.averaging import ModelAveraging
 from bespokefl.algorithms.base import Setup
+from bespokefl.algorithms.exchange import Exchange
 from bespokefl.algorithms.fedper import PartialSharing
 from bespokefl.errors import InputError
 from bespokefl.program import Down
@@ -28,6 +29,8 @@ class FedBN(PartialSharing):
     paper: ClassVar[str] = (
         "Li et al., FedBN: Federated Learning on Non-IID Features via Local Batch Normalization, ICLR 2021"
     )
+    exchanges: ClassVar = (Exchange("train", {"phi": "a model after local steps without its normalisation layers"}),)
+    stays: ClassVar = {"v": "its normalisation layers with the statistics of its inputs"}
 
     def private(self, task: Task) -> list[str]:
         return task.norm_names

@@ -41,6 +41,7 @@ class Corrected(NamedTuple):
 class FedDyn(LocalSGD):
     name: ClassVar[str] = "feddyn"
     paper: ClassVar[str] = "Acar et al., Federated Learning Based on Dynamic Regularization, ICLR 2021"
+    stays: ClassVar = {"s": "s_i, the sum of its earlier moves"}
 
     alpha: float = hyper(0.01, "alpha: weight of the dynamic regulariser, eq. (1)", above=0)
     weights: Literal["sample", "uniform"] = hyper("uniform", "p_i: aggregation by samples (n_i) or all clients alike")

@@ -40,6 +40,7 @@ from torch import Tensor
 
 from bespokefl.algorithms.acting import never, unless
 from bespokefl.algorithms.base import Algorithm, Newcomer, Setup, Training
+from bespokefl.algorithms.exchange import MODEL, Exchange
 from bespokefl.algorithms.hyper import hyper
 from bespokefl.cohort import Cohort
 from bespokefl.program import Down, Phase, Program, ordered
@@ -79,6 +80,10 @@ class FedFomo(Algorithm):
     name: ClassVar[str] = "fedfomo"
     paper: ClassVar[str] = "Zhang et al., Personalized FL with First Order Model Optimization, ICLR 2021"
     sends: ClassVar = {"theta": "own"}
+    exchanges: ClassVar = tuple(
+        Exchange(program, {"theta": MODEL, "w": "its weights of the other clients' models"})
+        for program in ("train", "train_without_val")
+    )
     acts: ClassVar = {"weights": never("clients weigh the others' models themselves")}
 
     M: int = hyper(5, "M: models that a client is sent", low=1)

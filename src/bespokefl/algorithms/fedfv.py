@@ -30,6 +30,7 @@ from torch import Tensor
 
 from bespokefl.algorithms.acting import unless
 from bespokefl.algorithms.base import Setup, Training
+from bespokefl.algorithms.exchange import LOSS, MODEL, Exchange
 from bespokefl.algorithms.fedavg import Kept, LocalSGD
 from bespokefl.algorithms.hyper import hyper
 from bespokefl.cohort import Cohort
@@ -58,6 +59,7 @@ class Work(NamedTuple):
 class FedFV(LocalSGD):
     name: ClassVar[str] = "fedfv"
     paper: ClassVar[str] = "Wang et al., Federated Learning with Fair Averaging, IJCAI 2021"
+    exchanges: ClassVar = (Exchange("train", {"x": MODEL, "loss": LOSS}),)
 
     alpha: float = hyper(0.1, "alpha: share of clients, those of the largest losses, that keep g_i", low=0, high=1)
     tau: int = hyper(1, "tau: rounds for which an absent client's last update counts", low=0)

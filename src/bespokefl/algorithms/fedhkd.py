@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from bespokefl.algorithms.base import Newcomer, Setup, Training
+from bespokefl.algorithms.exchange import MODEL, Exchange
 from bespokefl.algorithms.fedavg import FedAvg, Kept
 from bespokefl.algorithms.hyper import hyper
 from bespokefl.cohort import Cohort
@@ -52,6 +53,17 @@ class FedHKD(FedAvg):
     paper: ClassVar[str] = (
         "Chen et al., The Best of Both Worlds: Accurate Global and Personalized Models through Federated Learning with "
         "Data-Free Hyper-Knowledge Distillation, ICLR 2023"
+    )
+    exchanges: ClassVar = (
+        Exchange(
+            "train",
+            {
+                "x": MODEL,
+                "n": "how many samples of each class it has",
+                "H": "for each class the mean of its samples' representations",
+                "Q": "and of their predictions",
+            },
+        ),
     )
 
     lam: float = hyper(0.05, "lambda: weight of the distance to the classes' soft predictions", low=0)

@@ -17,6 +17,7 @@ from typing import ClassVar, NamedTuple
 
 from bespokefl.algorithms.averaging import ModelAveraging
 from bespokefl.algorithms.base import Newcomer, Setup, Training
+from bespokefl.algorithms.exchange import BODY, Exchange
 from bespokefl.algorithms.hyper import hyper
 from bespokefl.cohort import Cohort
 from bespokefl.errors import InputError
@@ -42,6 +43,8 @@ class PartialSharing(ModelAveraging):
     """
 
     sends: ClassVar = {"phi": "phi"}
+    exchanges: ClassVar = (Exchange("train", {"phi": BODY}),)
+    stays: ClassVar = {"v": "its head"}
     averages: ClassVar = ("train",)
 
     def private(self, task: Task) -> list[str]:

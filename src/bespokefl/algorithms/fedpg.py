@@ -35,6 +35,7 @@ from torch import Tensor
 
 from bespokefl.algorithms.acting import unless, when
 from bespokefl.algorithms.base import Algorithm, Setup
+from bespokefl.algorithms.exchange import GRADIENT, LOSS, STATISTICS, Exchange
 from bespokefl.algorithms.hyper import hyper
 from bespokefl.cohort import Cohort, Uploads
 from bespokefl.descent import Columns, Direction, columns_of, common_direction
@@ -42,7 +43,7 @@ from bespokefl.errors import InputError, RunError
 from bespokefl.program import Call, Down, Phase, Program, ordered
 from bespokefl.scoring import hand_over
 from bespokefl.solvers import Floats, nearest_directions
-from bespokefl.sparing import score_all, spare_others
+from bespokefl.sparing import HALVINGS, score_all, spare_others
 from bespokefl.task import Batch, Task
 from bespokefl.trees import (
     Model,
@@ -61,6 +62,8 @@ from bespokefl.trees import (
     where,
     zeros,
 )
+
+MANY_LOSSES = "its mean training losses at the personal models of all"
 
 
 class Kept(NamedTuple):
@@ -102,6 +105,12 @@ class FedPG(Algorithm):
     name: ClassVar[str] = "fedpg"
     paper: ClassVar[str] = "Preserving Global Performance in Personalized Federated Learning, ICCV 2023 submission"
     sends: ClassVar = {"g": None}
+    exchanges: ClassVar[tuple[Exchange, ...]] = (
+        Exchange("upload", {"g": GRADIENT, "loss": LOSS, "buffers": STATISTICS}, shows=GRADIENT),
+        Exchange("all_losses", {"loss": MANY_LOSSES}, ("upload", "all_losses"), HALVINGS, when(pers_backtrack=True)),
+        Exchange("receive", after=("upload", "all_losses"), only=when(pm_base="global")),
+        Exchange("move", after=("upload", "all_losses"), only=when(pm_base="persistent")),
+    )
     acts: ClassVar = dict.fromkeys(
         ("local_epochs", "momentum", "weight_decay", "opt_state", "drop_last", "weights"),
         when(grad_mode="pseudo"),

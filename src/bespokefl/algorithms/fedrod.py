@@ -25,6 +25,7 @@ from torch.func import grad
 from bespokefl.algorithms.acting import when
 from bespokefl.algorithms.averaging import ModelAveraging
 from bespokefl.algorithms.base import Newcomer, OneModel, Setup
+from bespokefl.algorithms.exchange import MODEL, Exchange
 from bespokefl.algorithms.hyper import hyper
 from bespokefl.cohort import Cohort
 from bespokefl.hypernetwork import HyperNetwork, generate, initial_parameters
@@ -58,6 +59,8 @@ class FedRoD(ModelAveraging, OneModel):
         "Chen and Chao, On Bridging Generic and Personalized Federated Learning for Image Classification, ICLR 2022"
     )
     sends: ClassVar = {"w": "w", "nu": "nu"}
+    exchanges: ClassVar = (Exchange("train", {"w": MODEL, "nu": "the network that writes heads, after local steps"}),)
+    stays: ClassVar = {"h": "the head that it answers with"}
     averages: ClassVar = ("train",)
 
     head: Literal["linear", "hyper"] = hyper("linear", "h_i^P: a head of the client's own, or written from its labels")

@@ -45,6 +45,7 @@ class Training(NamedTuple):
 class FedSim(PartialSharing):
     name: ClassVar[str] = "fedsim"
     paper: ClassVar[str] = "Pillutla et al., Federated Learning with Partial Model Personalization, ICML 2022"
+    stays: ClassVar = {"v": "its head", "v0": "its head as it was before"}
 
     private_layers: int = hyper(1, "v_i: how many last layers are personal; 1: the head", low=1)
     mu: float = hyper(0.0, "mu: pull of v_i towards its initial value", low=0)

@@ -24,6 +24,7 @@ from typing import ClassVar, Literal, NamedTuple
 from bespokefl.algorithms.acting import when
 from bespokefl.algorithms.averaging import ModelAveraging
 from bespokefl.algorithms.base import Setup, Training
+from bespokefl.algorithms.exchange import MODEL, ONE_BATCH, Exchange
 from bespokefl.algorithms.hyper import hyper
 from bespokefl.cohort import Cohort
 from bespokefl.program import Batches, Down, Phase, Program, shuffled
@@ -47,6 +48,10 @@ class L2SGD(ModelAveraging):
     name: ClassVar[str] = "l2sgd"
     paper: ClassVar[str] = "Hanzely and Richtarik, Federated Learning of a Mixture of Global and Local Models, 2020"
     sends: ClassVar = {"x": "x_bar"}
+    exchanges: ClassVar = (
+        Exchange("train", {"x": MODEL}, shows=f"{ONE_BATCH} (`form` is `coin`)"),
+        Exchange("approach", after=("train",)),
+    )
     averages: ClassVar = ("train",)
     acts: ClassVar = {"local_epochs": when(form="round")}
 
@@ -104,6 +109,22 @@ class L2SGD(ModelAveraging):
                 named[f"train {j} {tails}"] = self.train_on(Stretch(batches, heads=1))
                 named[f"train {j} {tails} alone"] = self.train_on(Stretch(batches, heads=0))
         return named
+
+    def uploads(self) -> dict[str, Exchange]:
+        """With coins, every stretch of a round has names of its own."""
+        train, approach = super().uploads().values()
+        if self.form == "round":
+            return {e.program: e for e in (train, approach)}
+        names = [name for name in self.programs() if " " in name]
+        ends = tuple(name for name in names if name.startswith("approach"))
+        begins = tuple(name for name in names if name.startswith("train"))
+        found: dict[str, Exchange] = {
+            name: train._replace(program=name) for name in begins if name.startswith("train 0 ")
+        }
+        found |= {name: train._replace(program=name, after=ends) for name in begins if name not in found}
+        # The same approach may come again after each of the stretches, of which there are at most so many.
+        most = self.flips // 2 + 1
+        return found | {name: approach._replace(program=name, after=begins, most=most) for name in ends}
 
     def global_model(self, server: Tree) -> Model:
         x_bar: Model = server["x_bar"]

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from bespokefl.algorithms.base import Setup
+from bespokefl.algorithms.exchange import Exchange
 from bespokefl.algorithms.fedper import PartialSharing, check_last_layers, last_layers
 from bespokefl.algorithms.hyper import hyper
 from bespokefl.program import Down, Phase
@@ -31,6 +32,8 @@ class LGFedAvg(PartialSharing):
         "Liang et al., Think Locally, Act Globally: Federated Learning with Local and Global Representations, "
         "NeurIPS 2019 workshop"
     )
+    exchanges: ClassVar = (Exchange("train", {"phi": "the head of a model after local steps"}),)
+    stays: ClassVar = {"v": "its body"}
 
     shared_layers: int = hyper(1, "how many last layers are shared; 1: the head", low=1)
     update: Literal["joint", "body_then_head"] = hyper("joint", "one pass per batch, or one for each part")

@@ -41,6 +41,7 @@ from torch import Tensor
 
 from bespokefl.algorithms.averaging import ModelAveraging
 from bespokefl.algorithms.base import Setup
+from bespokefl.algorithms.exchange import CHANGE, Exchange
 from bespokefl.algorithms.hyper import hyper
 from bespokefl.cohort import Cohort
 from bespokefl.errors import InputError
@@ -92,6 +93,12 @@ class LGMix(ModelAveraging):
         "Jiang et al., Heterogeneous Personalized FL by Local-Global Updates Mixing via Convergence Rate, ICLR 2024"
     )
     sends: ClassVar = {"dw": None}
+    exchanges: ClassVar = (
+        Exchange("train", {"dw": CHANGE}),
+        Exchange("train_anew", {"dw": CHANGE}),
+        Exchange("mix", after=("train", "train_anew")),
+    )
+    stays: ClassVar = {"w": "the personal model", "lam": "its weight in the mixture", "r": "what that is made of"}
     averages: ClassVar = ("train", "train_anew")
 
     lr: float = hyper(0.01, "eta: step size of local SGD", low=0)

@@ -9,6 +9,7 @@ from typing import ClassVar
 
 from bespokefl.algorithms.acting import never
 from bespokefl.algorithms.base import Algorithm, Newcomer, Training
+from bespokefl.algorithms.exchange import Exchange
 from bespokefl.algorithms.hyper import hyper
 from bespokefl.cohort import Cohort
 from bespokefl.program import Down, Phase, Program
@@ -20,6 +21,8 @@ from bespokefl.trees import Model, Tree
 class Local(Algorithm):
     name: ClassVar[str] = "local"
     paper: ClassVar[str] = "no federation: each client on its own data"
+    exchanges: ClassVar = (Exchange("train"),)
+    stays: ClassVar = {"x": "the personal model"}
 
     acts: ClassVar = {"weights": never("nothing is averaged")}
 

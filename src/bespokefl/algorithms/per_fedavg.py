@@ -26,6 +26,7 @@ import torch
 from bespokefl.algorithms.acting import never, when
 from bespokefl.algorithms.averaging import ModelAveraging
 from bespokefl.algorithms.base import Newcomer, OneModel, Training
+from bespokefl.algorithms.exchange import MODEL, Exchange
 from bespokefl.algorithms.hyper import hyper
 from bespokefl.cohort import Cohort
 from bespokefl.optim import SGD
@@ -40,6 +41,7 @@ class PerFedAvg(ModelAveraging, OneModel):
     name: ClassVar[str] = "per-fedavg"
     paper: ClassVar[str] = "Fallah et al., Personalized Federated Learning with Theoretical Guarantees, NeurIPS 2020"
     sends: ClassVar = {"w": "w"}
+    exchanges: ClassVar = (Exchange("train", {"w": MODEL}),)
     averages: ClassVar = ("train",)
     acts: ClassVar = {
         "momentum": never("its meta steps are plain ones"),

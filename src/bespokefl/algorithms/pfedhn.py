@@ -26,6 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from bespokefl.algorithms.base import Algorithm, Newcomer, Setup, Training
+from bespokefl.algorithms.exchange import CHANGE, STATISTICS, Exchange
 from bespokefl.algorithms.hyper import hyper
 from bespokefl.cohort import Cohort, Uploads
 from bespokefl.errors import InputError, RunError
@@ -66,6 +67,8 @@ class HyperNetworked(Algorithm):
     """What methods share whose server writes the clients' weights: H, its optimiser, and the clients' training."""
 
     sends: ClassVar = {"delta": None}
+    exchanges: ClassVar = (Exchange("train", {"delta": CHANGE, "rest": STATISTICS}),)
+    stays: ClassVar = {"head": "its head, if `private_head`"}
 
     lr: float = hyper(0.005, "eta: step size of local SGD", low=0)
     momentum: float = hyper(0.9, "momentum of local SGD", low=0, below=1)

@@ -29,6 +29,7 @@ import numpy as np
 from bespokefl.algorithms.acting import never, when
 from bespokefl.algorithms.averaging import ModelAveraging
 from bespokefl.algorithms.base import Newcomer, OneModel, Training
+from bespokefl.algorithms.exchange import Exchange
 from bespokefl.algorithms.hyper import hyper
 from bespokefl.cohort import Cohort
 from bespokefl.errors import RunError
@@ -49,6 +50,11 @@ class PFedMe(ModelAveraging, OneModel):
     name: ClassVar[str] = "pfedme"
     paper: ClassVar[str] = "Dinh et al., Personalized Federated Learning with Moreau Envelopes, NeurIPS 2020"
     sends: ClassVar = {"w": "w"}
+    exchanges: ClassVar = (
+        Exchange("train", {"w": "a model near its personal one"}),
+        Exchange("train_apart", only=when(train_all=True)),
+    )
+    stays: ClassVar = {"": "the personal model"}
     averages: ClassVar = ("train",)
     acts: ClassVar = {
         "momentum": never("both of its updates are plain steps"),

@@ -38,8 +38,10 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from bespokefl.algorithms.acting import when
 from bespokefl.algorithms.averaging import ModelAveraging
 from bespokefl.algorithms.base import Setup
+from bespokefl.algorithms.exchange import GRADIENT, MODEL, Exchange
 from bespokefl.algorithms.hyper import hyper
 from bespokefl.cohort import Cohort
 from bespokefl.errors import InputError
@@ -83,11 +85,24 @@ class FullPass(NamedTuple):
     n: Tensor  # and of ones
 
 
+UPLOAD = {
+    "theta": MODEL,
+    "grad": "its gradient at that model, over all its training samples",
+    "a": "a number made of its training loss and that gradient",
+    "alpha": "its weights of the other clients' risks",
+}
+
+
 @dataclass(frozen=True)
 class PGFed(ModelAveraging):
     name: ClassVar[str] = "pgfed"
     paper: ClassVar[str] = "Luo et al., PGFed: Personalize Each Client's Global Objective, ICCV 2023"
     sends: ClassVar = {"theta": "w", "grad": None}
+    exchanges: ClassVar = (
+        Exchange("first", UPLOAD, shows=GRADIENT),
+        Exchange("train", UPLOAD, shows=GRADIENT),
+        Exchange("train_exactly", UPLOAD, only=when(taylor=False), shows=GRADIENT),
+    )
 
     lr: float = hyper(0.005, "eta: step size of local SGD", low=0)
     momentum: float = hyper(0.9, "momentum of local SGD", low=0, below=1)

@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from bespokefl.algorithms.acting import when
+from bespokefl.algorithms.exchange import BODY, ONE_BATCH, Exchange
 from bespokefl.algorithms.fedper import PartialSharing
 from bespokefl.algorithms.hyper import hyper
 from bespokefl.program import Down, Phase, shuffled
@@ -53,6 +54,7 @@ class Training(NamedTuple):
 class PLGUGRep(PartialSharing):
     name: ClassVar[str] = "plgu-grep"
     paper: ClassVar[str] = "Qu et al., How to Prevent the Poor Performance Clients for Personalized FL?, CVPR 2023"
+    exchanges: ClassVar = (Exchange("train", {"phi": BODY}, shows=f"{ONE_BATCH} (`body_steps` is `batch`)"),)
 
     acts: ClassVar = {"local_epochs": when(head_epochs=None)}
 

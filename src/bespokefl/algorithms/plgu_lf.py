@@ -34,6 +34,7 @@ from torch import Tensor
 from bespokefl.algorithms.acting import unless
 from bespokefl.algorithms.averaging import ModelAveraging
 from bespokefl.algorithms.base import OneModel, Setup
+from bespokefl.algorithms.exchange import CHANGE, Exchange
 from bespokefl.algorithms.hyper import hyper
 from bespokefl.cohort import Cohort
 from bespokefl.errors import InputError
@@ -65,6 +66,8 @@ class PLGULF(ModelAveraging, OneModel):
     name: ClassVar[str] = "plgu-lf"
     paper: ClassVar[str] = "Qu et al., How to Prevent the Poor Performance Clients for Personalized FL?, CVPR 2023"
     sends: ClassVar = {"delta": None}
+    exchanges: ClassVar = (Exchange("train", {"delta": CHANGE}),)
+    stays: ClassVar = {"theta": "the personal model"}
     averages: ClassVar = ("train",)
 
     D: int | None = hyper(None, "D: number of personal layers, Algorithm 2; nothing: 5, at most half of them", low=0)

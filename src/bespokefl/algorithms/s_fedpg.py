@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bespokefl.algorithms.exchange import Exchange
 from bespokefl.algorithms.fedpg import FedPG, Kept, Server, scalar
 from bespokefl.algorithms.hyper import hyper
 from bespokefl.cohort import Uploads
@@ -25,6 +26,9 @@ from bespokefl.solvers import Floats
 from bespokefl.sparing import finite
 from bespokefl.task import Batch, Task
 from bespokefl.trees import Model, Tree, shift
+
+MOST_TRIALS = 128  # of a round, for a step that is halved from one to the next
+TRIAL_LOSS = "its mean training loss at another model on the way"
 
 
 class Trial(NamedTuple):
@@ -37,6 +41,12 @@ class Trial(NamedTuple):
 @dataclass(frozen=True)
 class SFedPG(FedPG):
     name: ClassVar[str] = "s-fedpg"
+    exchanges: ClassVar = (
+        FedPG.exchanges[0],
+        Exchange("first_trial", {"loss": TRIAL_LOSS}, ("upload",)),
+        Exchange("trial", {"loss": TRIAL_LOSS}, ("first_trial", "trial"), MOST_TRIALS),
+        *(e._replace(after=(*e.after, "first_trial", "trial")) for e in FedPG.exchanges[1:]),
+    )
 
     s: int = hyper(1, "s: the search runs from 2^s eta_t down to 2^-s eta_t / sigma", low=0, high=30)
     beta: float = hyper(1e-4, "beta: share of the first-order decrease that a step must reach", above=0, below=1)

@@ -31,6 +31,7 @@ from torch.nn import functional as F
 
 from bespokefl.algorithms.averaging import ModelAveraging
 from bespokefl.algorithms.base import Newcomer, Setup, Training
+from bespokefl.algorithms.exchange import Exchange
 from bespokefl.algorithms.hyper import hyper
 from bespokefl.cohort import Cohort
 from bespokefl.errors import InputError
@@ -39,6 +40,7 @@ from bespokefl.program import Call, Down, Phase, Program
 from bespokefl.task import Batch, Pass, Task
 from bespokefl.trees import Model, Tree, drop, pick
 
+MODEL_AND_EXIT = "a model after local steps, with its client's exit"
 KAPPA = ("kappa.weight", "kappa.bias")
 
 
@@ -54,6 +56,7 @@ class SplitGP(ModelAveraging):
         "Han et al., SplitGP: Achieving Both Generalization and Personalization in Federated Learning, INFOCOM 2023"
     )
     sends: ClassVar = {"x": "w"}
+    exchanges: ClassVar = (Exchange("train", {"x": MODEL_AND_EXIT}),)
     averages: ClassVar = ("train",)
 
     lr: float = hyper(0.01, "eta: step size of local SGD", low=0)

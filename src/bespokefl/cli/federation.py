@@ -163,6 +163,25 @@ def node(
     settings: Settings = None,
     device: Annotated[str, typer.Option("--device", metavar="D", help="auto, cpu, cuda, ...")] = "auto",
     insecure: Insecure = False,
+    methods: Annotated[
+        str | None,
+        typer.Option(
+            "--methods", metavar="LIST", help="Agree to these only, such as fedavg,pgfed; all that there are."
+        ),
+    ] = None,
+    fewest_samples: Annotated[
+        int | None, typer.Option("--fewest-samples", metavar="N", min=1, help="To train on, or take no part; 20.")
+    ] = None,
+    smallest_batch: Annotated[
+        int | None, typer.Option("--smallest-batch", metavar="N", min=1, help="Samples of a training step; 4.")
+    ] = None,
+    repeats: Annotated[
+        int | None, typer.Option("--repeats", metavar="N", min=0, help="Of a round, with other downloads; 1.")
+    ] = None,
+    evaluations: Annotated[
+        int | None, typer.Option("--evaluations", metavar="N", min=1, help="Models scored on a split in a round; 1.")
+    ] = None,
+    train_scores: Annotated[bool, typer.Option("--train-scores", help="Tell scores of the train split, too.")] = False,
 ) -> None:
     """Take part in a federation with this machine's data; the samples and the personal model stay here."""
     from bespokefl.flower.version import require_flower
@@ -171,8 +190,17 @@ def node(
     from bespokefl.flower.place import Place
     from bespokefl.flower.processes import stop_on_sigterm
     from bespokefl.flower.supervisor import supervise
+    from bespokefl.flower.terms import Limits, parse_limits
     from bespokefl.flower.worker import Assignment
 
+    limits = {
+        "methods": methods,
+        "fewest_samples": fewest_samples,
+        "smallest_batch": smallest_batch,
+        "repeats": repeats,
+        "evaluations": evaluations,
+        "train_scores": "true" if train_scores else None,
+    }
     if insecure and (ca or key):
         raise InputError("--insecure stands beside --ca or --key; leave it out to use them.")
     if not insecure and not (ca and key):
@@ -189,7 +217,9 @@ def node(
         settings=tuple(settings or ()),
         clients=clients,
         device=device,
+        limits=tuple(f"{key}={value}" for key, value in limits.items() if value is not None),
     )
+    parse_limits(place.limits, Limits())
     stop_on_sigterm()
     try:
         supervise(Assignment(place, superlink, str(ca or ""), str(key or "")), say=typer.echo)

@@ -64,4 +64,5 @@ def _place(config: UserConfig) -> Place:
         experiment=str(config.get("experiment", "")),
         clients=str(config.get("clients", "")),
         device=str(config.get("device", "auto")),
+        limits=tuple(str(config.get("limits", "")).split()),
     )

@@ -1,5 +1,7 @@
 """What a silo has: its own samples, or those of some simulated clients of an experiment. Only counts leave it."""
 
+import hashlib
+import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,6 +20,8 @@ from bespokefl.data.sources import load_dataset
 from bespokefl.data.splits import SPLITS, Splits, check_fractions, split_client
 from bespokefl.errors import InputError
 from bespokefl.flower.refusal import Refused
+from bespokefl.program import Rows
+from bespokefl.results.files import write_atomically
 
 DEFAULT_TEST = 0.25
 
@@ -39,6 +43,10 @@ class Holdings(Protocol):
 
     def census(self, seed: int, settings: Mapping[str, Any]) -> dict[str, Any]:
         """What the server is told: how many samples, of which shape and classes. JSON."""
+        ...
+
+    def fix(self, settings: Mapping[str, Any]) -> None:
+        """A run begins: from now on the split stays as it is, whatever settings say."""
         ...
 
     def place(self, seed: int, settings: Mapping[str, Any], ids: Sequence[int], of: int, classes: list[str]) -> Placed:
@@ -71,6 +79,9 @@ class Simulated:
         data = attack.poisoned(data, attack.malicious(data.clients, seed))
         return Placed(data, _reading(data, data.record["normalize"], data.record["moments"], {}))
 
+    def fix(self, settings: Mapping[str, Any]) -> None:
+        """The experiment file on this machine has said it already."""
+
     def _load(self, seed: int) -> FederatedData:
         if seed in self._loaded:
             return self._loaded[seed]
@@ -88,6 +99,7 @@ class Own:
     """Samples of the silo's own: a .npz file, or a folder of images."""
 
     path: Path
+    split: Path  # the file that keeps which samples are for training, once a run has begun
     kind: str = "own"
     _loaded: dict[str, tuple[FederatedData, dict[str, Any]]] = field(default_factory=dict)  # by settings: the last one
 
@@ -110,6 +122,30 @@ class Own:
         names = tuple(self.path.stem if c == ids[0] else str(c) for c in range(of))
         return Placed(replace(data, y=y, splits=splits, classes=tuple(classes), client_names=names), reading)
 
+    def samples(self) -> int:
+        """How many there are; they are read, and fit the split that is kept."""
+        return sum(int(self._load({})[0].sizes(split)[0]) for split in SPLITS)
+
+    def fix(self, settings: Mapping[str, Any]) -> None:
+        if not self.split.is_file():
+            data, _ = self._load(settings)
+            train, val, test = (data.splits[split][0] for split in ("train", "val", "test"))
+            content = io.BytesIO()
+            np.savez(content, labels=np.array(_labels(data.y)), train=train, val=val, test=test)
+            write_atomically(self.split, content.getvalue())
+
+    def _kept(self, dataset: Dataset) -> dict[str, Rows] | None:
+        """The split of the first run; InputError if it was of other samples."""
+        if not self.split.is_file():
+            return None
+        with np.load(self.split, allow_pickle=False) as stored:
+            if str(stored["labels"]) != _labels(torch.from_numpy(dataset.y)):
+                raise InputError(
+                    f"--data {self.path} holds other samples than in the first run, for which {self.split} keeps the "
+                    "split; start with another --folder, or with the samples as they were"
+                )
+            return {split: stored[split] for split in SPLITS}
+
     def _load(self, settings: Mapping[str, Any]) -> tuple[FederatedData, dict[str, Any]]:
         """The samples, split here; rows that are marked as test rows are the test split."""
         how, test, val, image, inputs = _checked(settings)
@@ -126,7 +162,9 @@ class Own:
         dataset = self._read(image, inputs)
         rows = np.arange(len(dataset), dtype=np.int64)
         labels = None if dataset.has_masks else dataset.labels
-        if dataset.is_test is not None and 0 < dataset.is_test.sum() < len(dataset):
+        if (kept := self._kept(dataset)) is not None:
+            train, val_rows, held = (kept[split] for split in ("train", "val", "test"))
+        elif dataset.is_test is not None and 0 < dataset.is_test.sum() < len(dataset):
             held, rest = rows[dataset.is_test], rows[~dataset.is_test]
             train, val_rows = rest, rest[:0]
             if val:
@@ -161,6 +199,11 @@ def _checked(settings: Mapping[str, Any]) -> tuple[str, float, float, dict[str, 
     if inputs is not None and inputs not in KINDS:
         raise Refused(f"inputs = {str(inputs)[:40]!r}: not a setting that this silo can follow")
     return how, float(test), float(val), image, inputs
+
+
+def _labels(y: torch.Tensor) -> str:
+    """By which samples are known again: how many there are, and what they are."""
+    return f"{len(y)} {hashlib.sha256(y.contiguous().numpy().tobytes()).hexdigest()}"
 
 
 def _about(data: FederatedData) -> dict[str, Any]:

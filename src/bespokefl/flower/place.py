@@ -3,9 +3,12 @@
 import itertools
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bespokefl.errors import InputError
-from bespokefl.flower.envelope import Handler
+
+if TYPE_CHECKING:
+    from bespokefl.flower.silo import Silo
 
 
 @dataclass(frozen=True)
@@ -18,8 +21,9 @@ class Place:
     settings: tuple[str, ...] = ()  # with these KEY=VALUE on top,
     clients: str = ""  # and which of its clients live here, as in 0-4,7; all unless given
     device: str = "auto"
+    limits: tuple[str, ...] = ()  # what it puts up with, KEY=VALUE, where not the usual
 
-    def open(self) -> Handler:
+    def open(self) -> "Silo":
         from bespokefl.assembly import load_data
         from bespokefl.config_file import parse_setting, read_experiment
         from bespokefl.flower.silo import open_silo
@@ -32,13 +36,13 @@ class Place:
         except OSError as error:
             raise InputError(f"--folder {folder} cannot be made ({error}).") from None
         if self.data:
-            return open_silo(folder, data=Path(self.data), experiment=None, clients=None, device=self.device)
+            return open_silo(folder, data=Path(self.data), device=self.device, limits=self.limits)
         experiment = read_experiment(Path(self.experiment), [parse_setting(text) for text in self.settings])
         there = range(load_data(experiment, experiment.seeds[0]).clients)
         chosen = parse_clients(self.clients) if self.clients else list(there)
         if unknown := [client for client in chosen if client not in there]:
             raise InputError(f"--clients names {unknown[0]}; the experiment has clients 0 to {len(there) - 1}.")
-        return open_silo(folder, data=None, experiment=experiment, clients=chosen, device=self.device)
+        return open_silo(folder, experiment=experiment, clients=chosen, device=self.device, limits=self.limits)
 
 
 def parse_clients(text: str) -> list[int]:

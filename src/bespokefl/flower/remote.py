@@ -24,6 +24,7 @@ from bespokefl.flower.envelope import Envelope
 from bespokefl.flower.expectation import Expectation, made_up
 from bespokefl.flower.roster import POLL, Roster
 from bespokefl.flower.scores import Scores
+from bespokefl.flower.silo import NO_TRAIN_SCORES
 from bespokefl.flower.site import RemoteSite, norm_of
 from bespokefl.flower.wire import packed
 from bespokefl.privacy import PrivacySettings
@@ -157,6 +158,9 @@ class RemoteFederation(RoundLoop):
                 clients = [client for client, reason in failed.items() if reason == why]
                 self.site.roster.note(f"warning: the scores of clients {clients[:5]} are {why}")
             if taken:
+                break
+            if all(why == NO_TRAIN_SCORES for why in failed.values()):
+                self.site.roster.note(f"warning: round {self.rounds_done}: no silo tells scores of its train split")
                 break
             self._wait_for_all()
         else:

@@ -7,7 +7,7 @@ initial.safetensors), the clients' states (`vault`), and their personal models w
 import hashlib
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -21,11 +21,12 @@ from bespokefl.config import Experiment
 from bespokefl.data.splits import SPLITS
 from bespokefl.engines import build_engine
 from bespokefl.errors import BespokeError, InputError
-from bespokefl.flower.envelope import Array, Envelope, Handler
+from bespokefl.flower.envelope import Array, Envelope
 from bespokefl.flower.holdings import Holdings, Own, Simulated
 from bespokefl.flower.refusal import Refused
+from bespokefl.flower.terms import SIMULATED, Limits, parse_limits, told
 from bespokefl.flower.wire import KEYS, digest, packed, unpacked
-from bespokefl.flower.workshop import Agreement, Limits, Workshop
+from bespokefl.flower.workshop import Agreement, Workshop, check_samples
 from bespokefl.program import Order
 from bespokefl.results.files import read_json, write_atomically, write_json
 from bespokefl.results.model_file import write_model
@@ -35,6 +36,10 @@ from bespokefl.trees import Tree
 PROTOCOL = 2  # 2: classes by their full names
 SILO, RUNS, RUN, INITIAL_MODEL, PERSONAL = "silo.json", "runs", "run.json", "initial.safetensors", "personal"
 UNKNOWN_RUN = "unknown run"  # an error that the server answers by opening the run again
+NO_TRAIN_SCORES = "this silo tells no scores of its train split (--train-scores)"  # the server then goes on without
+SPLIT = "split.npz"  # which samples it trains on, as it was in the first run
+ASKED_FOR = ("kind", "run", "round", "exchange", "program", "clients", "versions")  # of a header, in every request
+ALSO = {"run": ("write", "mean"), "score": ("split", "model", "closer"), "keep": ()}  # and in those of a kind
 REPEATED = ("run", "round", "exchange")  # of a request's header, so that the server knows an old answer
 
 
@@ -45,17 +50,25 @@ def open_silo(
     experiment: Experiment | None = None,
     clients: Sequence[int] | None = None,
     device: str = "auto",
-    limits: Limits | None = None,
-) -> Handler:
-    """A silo on its own ``data``, or one that hosts some ``clients`` (ids) of those that ``experiment`` simulates."""
+    limits: Iterable[str] = (),
+) -> "Silo":
+    """A silo on its own ``data``, or one that hosts some ``clients`` (ids) of those that ``experiment`` simulates.
+
+    ``limits`` are of `Limits`, as KEY=VALUE, where they are not those of such a silo.
+    """
     if data is not None and clients is None:
-        holdings: Holdings = Own(data)
-        holdings.census(0, {})  # data that cannot be read are a matter of now, not of the first round
-    elif experiment is not None and clients is not None and data is None:
-        holdings = Simulated(experiment, tuple(sorted(set(clients))))
-    else:
-        raise InputError("a silo has data of its own (--data), or an experiment and clients of it (--clients)")
-    return Silo(folder, holdings, device, limits or Limits())
+        chosen, holdings = parse_limits(limits, Limits()), Own(data, folder / SPLIT)
+        count = holdings.samples()  # data that cannot be read are a matter of now, not of the first round
+        if count < chosen.fewest_samples:
+            raise InputError(
+                f"--data {data} has {count} samples; a silo takes part with {chosen.fewest_samples} or more "
+                "to train on (--fewest-samples)"
+            )
+        return Silo(folder, holdings, device, chosen)
+    if experiment is not None and clients is not None and data is None:
+        simulated = Simulated(experiment, tuple(sorted(set(clients))))
+        return Silo(folder, simulated, device, parse_limits(limits, SIMULATED))
+    raise InputError("a silo has data of its own (--data), or an experiment and clients of it (--clients)")
 
 
 class Silo:
@@ -82,6 +95,10 @@ class Silo:
             return Envelope({**repeated, "error": f"{type(error).__name__}: {error}"})
         return Envelope({**answer.header, **repeated}, answer.arrays)
 
+    def terms(self) -> list[str]:
+        """For the people of the silo, before anything is done: what it gives, and what it refuses."""
+        return told(self._limits)
+
     # who it is ---------------------------------------------------------------------------------------
     def _load_identity(self) -> dict[str, Any]:
         path = self.folder / SILO
@@ -96,6 +113,7 @@ class Silo:
         if header.get("protocol") != PROTOCOL:
             raise Refused(f"the server speaks protocol {header.get('protocol')}, this silo {PROTOCOL} ({__version__})")
         census = self._holdings.census(_whole(header, "seed"), _table(header, "data"))
+        check_samples(self._limits, [client["train"] for client in census["clients"]])
         mine = self._identity["federations"].get(str(header.get("federation")))
         if mine is not None and census["clients"][0]["id"] is None:
             census["clients"][0]["id"] = mine
@@ -109,6 +127,7 @@ class Silo:
             raise Refused("the initial model is not one")
         folder = self._folder_of(agreed)
         workshop = Workshop(agreed, model, self._holdings, self._engine, folder, self._limits)
+        self._holdings.fix(agreed.data)
         write_atomically(folder / INITIAL_MODEL, save({k: v.cpu().contiguous() for k, v in workshop.x0.items()}))
         write_json(folder / RUN, {**asdict(agreed), "reading": workshop.reading})
         if self._holdings.kind == "own":
@@ -142,13 +161,17 @@ class Silo:
     def _run(self, request: Envelope) -> Envelope:
         """A program on some clients; their new states are kept as a version that the server may name later."""
         shop, header = self._workshop(request.header), request.header
-        order, versions = self._order(shop, request)
-        mean, write = header.get("mean"), header.get("write") is True
+        order, versions = self._order(shop, request, upload=True)
+        mean, write, name = header.get("mean"), header.get("write") is True, str(header["program"])
         asked = {k: header.get(k) for k in ("run", "round", "program", "clients", "versions", "mean", "write", *KEYS)}
         version = digest(asked, request.arrays)
+        about = name, order.round, order.clients.tolist(), digest({**asked, "write": None}, request.arrays)
+        shop.asked.check_upload(shop.algorithm.uploads(), *about)
         if write and (known := shop.vault.answer(version)) is not None:
+            shop.asked.note("run", *about)
             return known
         result = shop.run(order, versions)
+        shop.check_upload(name, result.uploads)
         failed = {int(c): _reason(error) for c, error in result.failed.items()}
         good = trees.finite_rows((result.uploads, result.states), len(result.positions)).numpy()
         for position in result.positions[~good]:
@@ -164,29 +187,36 @@ class Silo:
         if write and done:
             parents = dict(zip(order.clients.tolist(), versions, strict=True))
             shop.vault.add(version, done, states, parents, order.round, header.get("exchange") == 0, answer)
+        shop.asked.note("run", *about)
         return answer
 
     def _score(self, request: Envelope) -> Envelope:
         """Figures of the clients' models on one of their splits; nothing else leaves."""
         shop, header = self._workshop(request.header), request.header
-        order, versions = self._order(shop, request)
-        split, closer = header.get("split"), header.get("closer") is True
-        if split not in SPLITS:
-            raise Refused(f"split {str(split)[:40]!r} is not known")
+        order, versions = self._order(shop, request, upload=False)
+        split, closer, model = header.get("split"), header.get("closer") is True, header.get("model")
+        if split not in SPLITS or model not in ("personal", "global"):
+            raise Refused(f"split {str(split)[:40]!r} or model {str(model)[:40]!r} is not known")
+        if split == "train" and not self._limits.train_scores:
+            raise Refused(NO_TRAIN_SCORES)
+        scored = digest({k: header.get(k) for k in ("program", "clients", "versions", *KEYS)}, request.arrays)
+        about = f"{model}, {split}", order.round, order.clients.tolist(), digest({"of": [scored, split, model]}, {})
+        shop.asked.check_score(shop.algorithm.uploads(), *about)
         own = shop.data.splits[split]
         look = shop.scorer.look(own, closer=closer)
-        outputs = network_outputs if header.get("model") == "global" else shop.algorithm.outputs
+        outputs = network_outputs if model == "global" else shop.algorithm.outputs
         program = shop.scorer.scoring(order.program, split, outputs, look)
         result = shop.run(Order(program, order.clients, order.shared, order.per_client, order.round), versions)
         found = shop.scorer.evaluation(result, order.clients, own, look)
         arrays: dict[str, Array] = {"n": found.n, "accuracy": found.accuracy, "loss": found.loss}
         arrays |= {f"further.{name}": values for name, values in found.further.items()}
+        shop.asked.note("score", *about)
         return Envelope({"clients": order.clients.tolist()}, arrays)
 
     def _keep(self, request: Envelope) -> Envelope:
         """The clients' personal models go into the silo's folder; the server gets none of them."""
         shop = self._workshop(request.header)
-        order, versions = self._order(shop, request)
+        order, versions = self._order(shop, request, upload=False)
         result = shop.run(order, versions)
         for row, position in enumerate(result.positions):
             client = int(order.clients[position])
@@ -195,8 +225,12 @@ class Silo:
             write_model(trees.rows(result.uploads["model"], row), note, path)
         return Envelope({"clients": order.clients[result.positions].tolist()})
 
-    def _order(self, shop: Workshop, request: Envelope) -> tuple[Order, list[int]]:
+    def _order(self, shop: Workshop, request: Envelope, *, upload: bool) -> tuple[Order, list[int]]:
         header = request.header
+        if more := sorted(set(header) - {*ASKED_FOR, *KEYS, *ALSO[str(header["kind"])]}):
+            raise Refused(
+                f"a request of the kind {header['kind']!r} holds {', '.join(map(str, more))[:80]}, unknown here"
+            )
         clients, versions = shop.clients(header.get("clients"), header.get("versions"))
         found = unpacked(
             request,
@@ -207,7 +241,7 @@ class Silo:
         )
         shop.check_downloads(found["shared"], found["per_client"], len(clients))
         round = _whole(header, "round")
-        program = shop.program(header.get("program"), round)
+        program = shop.program(header.get("program"), round, upload=upload)
         return Order(program, clients, found["shared"], found["per_client"], round), versions
 
 

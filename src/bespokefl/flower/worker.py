@@ -29,7 +29,7 @@ class Assignment:
     def from_json(cls, text: str) -> "Assignment":
         fields = json.loads(text)
         place = fields.pop("place")
-        return cls(place=Place(**{**place, "settings": tuple(place["settings"])}), **fields)
+        return cls(place=Place(**{**place, **{key: tuple(place[key]) for key in ("settings", "limits")}}), **fields)
 
 
 def attend(assignment: Assignment) -> None:
@@ -39,8 +39,10 @@ def attend(assignment: Assignment) -> None:
 
     key = read_private_key(Path(assignment.key)) if assignment.key else None
     fleet = make_fleet(assignment.superlink, Path(assignment.ca) if assignment.ca else None, key)
-    handler = assignment.place.open()
-    Node(handler, Path(assignment.place.folder), fleet, say=_say).run()
+    silo = assignment.place.open()
+    for line in silo.terms():
+        _say(line)
+    Node(silo, Path(assignment.place.folder), fleet, say=_say).run()
 
 
 def main() -> int:

@@ -16,30 +16,22 @@ import torch
 
 from bespokefl import models, trees
 from bespokefl.algorithms import ALGORITHMS, Algorithm, build_algorithm
+from bespokefl.data.dataset import IntArray
 from bespokefl.engines import Engine
 from bespokefl.engines.base import Job, Resident, Result
 from bespokefl.evaluation import Scorer
+from bespokefl.flower.asked import Asked
 from bespokefl.flower.holdings import Holdings
 from bespokefl.flower.refusal import Refused
+from bespokefl.flower.terms import Limits
 from bespokefl.flower.vault import Vault
 from bespokefl.flower.wire import leaves_by_name
 from bespokefl.losses import LOSSES
 from bespokefl.program import Order, Program, Rows
 from bespokefl.task import Task
-from bespokefl.trees import Model, Tree
+from bespokefl.trees import Model, Tree, leaves
 
 PRECISIONS = {"float32": torch.float32, "float64": torch.float64, "bf16": torch.float32}
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What a silo puts up with."""
-
-    message_bytes: int = 2**32
-    parameters: int = 2**30  # of a model
-    passes: int = 2000  # over a split, in one request
-    whole_number: int = 10_000  # largest hyper-parameter of that kind, the batch size apart
-    clients: int = 100_000  # of a federation
 
 
 @dataclass(frozen=True)
@@ -93,18 +85,31 @@ class Workshop:
         if list(place.data.input_shape) != agreed.input_shape:
             raise Refused(f"samples here have the shape {place.data.input_shape}, the run's {agreed.input_shape}")
         self.data, self.reading = place
+        check_samples(limits, self.data.sizes("train")[agreed.clients])
         self._resident = Resident(self.data, engine.device, self.task.dtype)
         self.scorer = Scorer(self.task, self.data, self._resident)
         self.x0 = self._checked_model(x0)
         with torch.device(engine.device):
             initial = self.algorithm.init_client(self.task, self.x0)
-        self.vault = Vault(folder, initial, self.algorithm.named_tuples())
+        self.vault, self.asked = Vault(folder, initial, self.algorithm.named_tuples()), Asked(folder, limits)
 
-    def program(self, name: Any, round: int) -> Program:
-        programs = self.algorithm.at(round).programs()
+    def program(self, name: Any, round: int, *, upload: bool) -> Program:
+        """One that a round of the method has, whose upload may leave; or one that makes a model, which stays."""
+        programs, method = self.algorithm.at(round).programs(), self.agreed.algorithm
         if not isinstance(name, str) or name not in programs:
-            raise Refused(f"{self.agreed.algorithm} has no program {str(name)[:60]!r}")
+            raise Refused(f"{method} has no program {str(name)[:60]!r}")
+        if upload and name not in self.algorithm.uploads():
+            raise Refused(f"{name!r} of {method} is no part of a round: what it makes does not leave this silo")
+        if not upload and name not in self.algorithm.model_programs():
+            raise Refused(f"{name!r} of {method} makes no model that could be scored or kept")
         return programs[name]
+
+    def check_upload(self, name: str, sent: Mapping[str, Tree]) -> None:
+        """Refuses what the method has not declared; a mistake of the method, never of the server."""
+        if more := sorted(k for k, v in sent.items() if k not in self.algorithm.uploads()[name].sends and leaves(v)):
+            raise Refused(
+                f"{name!r} of {self.agreed.algorithm} would send {', '.join(more)}, which it does not declare"
+            )
 
     def clients(self, ids: Any, versions: Any) -> tuple[Rows, list[int]]:
         """Those that a request is about, and the versions of their states."""
@@ -133,7 +138,7 @@ class Workshop:
 
     def run(self, order: Order, versions: Sequence[int], splits: Mapping[str, Any] | None = None) -> Result:
         """A program on the named versions of its clients' states."""
-        self._check_work(order.program)
+        self._check_work(order)
         shared, own = trees.tree_map(lambda v: self._on_device(v), (dict(order.shared), dict(order.per_client)))
         states = self.vault.gather([int(c) for c in order.clients], versions)
         job = Job(
@@ -153,9 +158,16 @@ class Workshop:
     def _on_device(self, value: Any) -> Any:
         return value.to(self.engine.device) if isinstance(value, torch.Tensor) else value
 
-    def _check_work(self, program: Program) -> None:
-        for phase in program.phases:
-            passes = max(phase.batches.epochs, phase.batches.steps or 0)
+    def _check_work(self, order: Order) -> None:
+        fewest = int(self.data.sizes("train")[order.clients].min())
+        for phase in order.program.phases:
+            passes, trains = max(phase.batches.epochs, phase.batches.steps or 0), phase.batches.stream is not None
+            size = min(fewest, phase.batches.size or fewest)
+            if trains and phase.batches.split == "train" and size < self.limits.smallest_batch:
+                raise Refused(
+                    f"a step on a batch of {size}: this silo trains on batches of {self.limits.smallest_batch} or more "
+                    "(--smallest-batch)"
+                )
             if passes > self.limits.passes:
                 raise Refused(f"a request for {passes} passes over the samples; at most {self.limits.passes} are made")
 
@@ -168,8 +180,19 @@ class Workshop:
         return {k: x0[k].to(v.device) for k, v in mine.items()}
 
 
+def check_samples(limits: Limits, sizes: Sequence[int] | IntArray) -> None:
+    if (fewest := int(min(sizes))) < limits.fewest_samples:
+        raise Refused(
+            f"{fewest} samples would be left to train on; this silo takes part with {limits.fewest_samples} or more "
+            "(--fewest-samples; data.test and data.val say how many are held back)"
+        )
+
+
 def make_algorithm(agreed: Agreement, limits: Limits) -> Algorithm:
     """A registered method with checked hyper-parameters."""
+    if limits.methods and agreed.algorithm not in limits.methods:
+        agreed_to = ", ".join(limits.methods)
+        raise Refused(f"algorithm {agreed.algorithm[:60]!r}: this silo agrees to {agreed_to} only (--methods)")
     if agreed.algorithm not in ALGORITHMS:
         raise Refused(f"algorithm {agreed.algorithm[:60]!r} is not registered here; code is never taken from a server")
     for name, value in agreed.hyper.items():
