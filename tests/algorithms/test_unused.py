@@ -60,7 +60,7 @@ FINE_TUNED: list[tuple[Config, list[str]]] = [({"personal": "finetune"}, ["finet
 OWN: dict[str, list[tuple[Config, list[str]]]] = {
     "apfl": [({"adaptive": False}, ["alpha_decay"])],
     "fedalt": [({"v_epochs": 2}, ["local_epochs"]), ({"v_epochs": 1, "u_epochs": 2}, ["local_epochs"])],
-    "fedfomo": [({"explore": 0.0}, ["explore_decay"])],
+    "fedfomo": [({"explore": 0.0}, ["explore_decay"]), ({"lr": 20.0}, ["fallback"])],  # training that harms
     "fedpg": [
         ({"gamma": 0.5}, ["pers"]),
         ({"gamma": 1.0}, ["pers"]),
@@ -78,7 +78,7 @@ OWN: dict[str, list[tuple[Config, list[str]]]] = {
 }
 OWN["s-fedpg"] = [*OWN["fedpg"], ({"beta": 0.9}, ["s"])]
 OWN["fedalt"] += OWN["fedsim"]
-ELSEWHERE = ("s", "map_features")  # need another configuration, or another network
+ELSEWHERE = ("s", "fallback", "map_features")  # need another configuration, or another network
 FEW = ("fedavg", "fedsim", "pfedhn", "per-fedavg")  # all configurations of all methods take a minute and more
 
 
