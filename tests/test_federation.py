@@ -73,6 +73,8 @@ def test_a_schedule_may_hold_generators_and_arrays() -> None:
         ([[0], [0, 3]], r"clients = \[0, 3\]: ids of a round are some of 0 to 2"),
         ([[0], []], r"clients = \[\]: ids of a round"),
         ([], "schedule names the clients of 0 rounds"),
+        ([[0], [True, False, True]], r"clients = \[True, False, True\]: ids of a round are whole numbers"),
+        ([[0.7, 1.2]], r"clients = \[0\.7, 1\.2\]: ids of a round are whole numbers"),
     ],
 )
 def test_a_schedule_is_refused_before_the_first_round(schedule: Any, message: str) -> None:
@@ -107,6 +109,8 @@ def test_impossible_options(options: dict[str, Any], message: str) -> None:
 def test_unknown_clients_of_a_round() -> None:
     with pytest.raises(InputError, match="some of 0 to 2"):
         federate().round([1, 3])
+    with pytest.raises(InputError, match="whole numbers"):  # a mask, which would be read as the clients 0 and 1
+        federate().round(np.array([True, False, True]))
 
 
 def test_regression_has_losses_but_no_accuracy() -> None:

@@ -35,6 +35,8 @@ class AnyLayout(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if self._copied:
+            self._watch(func, args, kwargs)
         if func is Tensor.view or func is Tensor.view_as:
             return self._viewed(func, args, kwargs)
         if func in _BY_ADDRESS:
@@ -42,8 +44,6 @@ class AnyLayout(TorchFunctionMode):
                 "the model calls as_strided, which counts places in memory; engines choose how images lie there. Use "
                 "unfold, reshape or slices"
             )
-        if self._copied:
-            self._watch(func, args, kwargs)
         return func(*args, **kwargs)
 
     def _viewed(self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

@@ -60,7 +60,13 @@ class Participation:
 
     def checked(self, clients: Iterable[int]) -> Rows:
         """Ids without repeats, all of which there are."""
-        ids = np.unique(np.fromiter(clients, dtype=np.int64))
+        given = np.asarray(list(clients))
+        if len(given) and given.dtype.kind not in "iu":
+            raise InputError(
+                f"clients = {given.tolist()}: ids of a round are whole numbers, some of 0 to {self._clients - 1} "
+                "(np.flatnonzero makes them of a mask)"
+            )
+        ids = np.unique(given.astype(np.int64))
         if not len(ids) or ids[0] < 0 or ids[-1] >= self._clients:
             raise InputError(f"clients = {ids.tolist()}: ids of a round are some of 0 to {self._clients - 1}")
         return ids
