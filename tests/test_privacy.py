@@ -2,6 +2,8 @@
 
 import json
 import math
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +19,11 @@ from bespokefl.engines import Sequential, Vectorized
 from bespokefl.errors import InputError
 from bespokefl.experiment import run_experiment
 from bespokefl.federation import Federation
+from bespokefl.flower.remote import RemoteFederation
 from bespokefl.flower.server import serve
 from bespokefl.privacy import Privacy, PrivacySettings
+from bespokefl.program import Order
+from bespokefl.secret import chosen, normal_numbers
 from bespokefl.task import Task
 from bespokefl.trees import flat
 
@@ -88,8 +93,8 @@ def test_a_simulation_repeats_itself_on_every_engine() -> None:
     np.testing.assert_allclose(vector(runs[0].server["w"]), vector(runs[1].server["w"]), rtol=1e-9, atol=1e-11)
 
 
-def make(z: float, clients: int, cohort: int, delta: float = 1e-5) -> Privacy:
-    return Privacy(1.0, z, delta, clients, cohort, {}, 0)
+def make(z: float, clients: int, cohort: int, delta: float = 1e-5, *, hidden: bool = False) -> Privacy:
+    return Privacy(1.0, z, delta, clients, cohort, {}, None if hidden else 0, hidden)
 
 
 @pytest.mark.parametrize(("z", "clients", "cohort", "rounds"), [(1.0, 100, 10, 50), (2.0, 1000, 20, 300)])
@@ -98,16 +103,35 @@ def test_epsilon_is_that_of_dp_accounting(z: float, clients: int, cohort: int, r
 
     event = dp_accounting.PoissonSampledDpEvent(cohort / clients, dp_accounting.GaussianDpEvent(z))
     accountant = dp_accounting.rdp.RdpAccountant().compose(dp_accounting.SelfComposedDpEvent(event, rounds))
-    assert make(z, clients, cohort).epsilon(rounds) == pytest.approx(accountant.get_epsilon(1e-5), rel=1e-12)
+    hidden = make(z, clients, cohort, hidden=True)
+    assert hidden.epsilon(rounds) == pytest.approx(accountant.get_epsilon(1e-5), rel=1e-12)
+    text = hidden.summary([[0]] * rounds)["privacy_account"]
+    assert f"epsilon {hidden.epsilon(rounds):.4g} at delta 1e-05" in text and "Poisson sampling" in text
+    assert "an approximation" in text and "adding or removing one client" in text
 
 
-def test_a_schedule_is_no_sampling() -> None:
-    """Nobody is drawn at random, so nothing is gained by it: epsilon is that of full participation."""
+def test_a_cohort_that_everybody_may_know_is_no_sampling() -> None:
+    """z = 1, N = 100, m = 10, T = 100: 10 rounds of a client are composed as they are, whoever else took part."""
+    import dp_accounting
+
+    known, hidden = make(1.0, 100, 10), make(1.0, 100, 10, hidden=True)
+    accountant = dp_accounting.rdp.RdpAccountant().compose(dp_accounting.GaussianDpEvent(1.0), 10)
+    assert known.epsilon(100, 10) == pytest.approx(accountant.get_epsilon(1e-5), rel=1e-12)
+    assert known.epsilon(100, 10) > 2 * hidden.epsilon(100, 10) == 2 * hidden.epsilon(100)
+    cohorts = [[10 * t % 100 + k for k in range(10)] for t in range(99)] + [[0]]
+    told = known.summary(cohorts)
+    assert told["epsilon"] == known.epsilon(100, 11)  # client 0 took part in the last round as well
+    assert "most did in 11 of 100 rounds" in told["privacy_account"] and "for studies only" in told["privacy_account"]
+
+
+def test_a_simulation_and_a_schedule_have_no_amplification() -> None:
+    """Their cohorts are those of the seed, or of a list: epsilon is that of the rounds in which a client took part."""
     schedule = [[0, 1, 2]] * 3
     drawn = federate("fedavg", PrivacySettings(1.0, 1.0), clients_per_round=3).privacy
     listed = federate("fedavg", PrivacySettings(1.0, 1.0), clients_per_round=3, schedule=schedule).privacy
     everyone = federate("fedavg", PrivacySettings(1.0, 1.0)).privacy
-    assert listed.epsilon(3) == everyone.epsilon(3) > drawn.epsilon(3)  # type: ignore[union-attr]
+    assert listed is not None and drawn is not None and everyone is not None
+    assert listed.epsilon(3) == everyone.epsilon(3) == drawn.epsilon(3) > drawn.epsilon(3, 1)
 
 
 def test_epsilon_of_full_participation_by_hand() -> None:
@@ -154,8 +178,11 @@ def test_the_section_needs_both_and_says_epsilon_in_the_summary(tmp_path: Path) 
     it = experiment([method], rounds=3, privacy={"clip": 1.0, "noise": 0.8}, train={"participation": 0.4})
     run_experiment(it, tmp_path / "a", resume=False, reporter=Notes())
     summary = json.loads((tmp_path / "a" / "ditto" / "seed-0" / "summary.json").read_text())
-    assert summary["epsilon"] == make(0.8, 5, 2).epsilon(3) and summary["delta"] == 1e-5
-    assert summary["privacy_sampling"] == "poisson (approximated)"
+    text = (tmp_path / "a" / "ditto" / "seed-0" / "rounds.jsonl").read_text()
+    rounds = [json.loads(line) for line in text.splitlines()]
+    most = int(np.bincount([client for line in rounds for client in line["clients"]]).max())
+    assert summary["epsilon"] == make(0.8, 5, 2).epsilon(3, most) and summary["delta"] == 1e-5
+    assert f"took part most did in {most} of 3 rounds" in summary["privacy_account"]
     alone = experiment([method], privacy={"clip": 1.0})
     with pytest.raises(InputError, match=r"privacy\.clip stands alone; privacy\.noise is needed"):
         assembly.make_privacy(alone)
@@ -188,6 +215,62 @@ def test_between_machines(tmp_path: Path) -> None:
         reporter=Notes(),
     )
     assert json.loads((outcome.finished[0] / "summary.json").read_text())["epsilon"] == make(1.0, 5, 5).epsilon(1)
+
+
+def test_the_cohort_is_a_secret_of_the_server_that_its_checkpoint_repeats(tmp_path: Path) -> None:
+    """Not what the seed draws, which every silo is told."""
+    method = {"name": "fedavg", "weights": "uniform"}
+    it = experiment([method], clients=8, train={"participation": 0.25}, privacy={"clip": 1.0, "noise": 1.0})
+
+    def start(name: str, **federation: str) -> RemoteFederation:
+        changed = replace(it, federation=it.federation.model_copy(update=federation))
+        return remote(changed, Memory(shards(tmp_path / name, it, [list(range(8))])), tmp_path / name)
+
+    def cohorts(federation: RemoteFederation) -> list[list[int]]:
+        return [federation.participation.of(t).tolist() for t in range(40)]
+
+    one, other, seeded = start("a"), start("b"), start("c", cohort="seed")
+    data = assembly.load_data(it, 0)
+    here = assembly.make_federation(it, assembly.make_kit(it, it.algorithms[0], data), 0, data)
+    by_seed = [here.participation.of(t).tolist() for t in range(40)]
+    assert (
+        cohorts(seeded) == by_seed and by_seed not in (cohorts(one), cohorts(other)) and cohorts(one) != cohorts(other)
+    )
+    one.round()
+    tensors, meta = one.state()
+    other.restore(tensors, json.loads(json.dumps(meta)))
+    assert cohorts(other) == cohorts(one)
+    assert one.privacy is not None and one.privacy.amplified and not seeded.privacy.amplified  # type: ignore[union-attr]
+    assert set(map(len, cohorts(one))) == {2} and {c for ids in cohorts(one) for c in ids} == set(range(8))
+
+
+def test_every_cohort_is_as_likely_as_another() -> None:
+    drawn = Counter(tuple(chosen("a key", t, 5, 2).tolist()) for t in range(4000))
+    assert len(drawn) == 10 and max(abs(n - 400) for n in drawn.values()) < 5 * math.sqrt(400)
+
+
+def test_noise_of_a_federation_is_not_from_a_generator_that_can_be_foretold(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> None:
+        raise AssertionError("numpy's generator is not for secrets")
+
+    federation = federate("fedavg", PrivacySettings(1.0, 1.0))
+    privacy = replace(federation.privacy, seed=None)  # type: ignore[type-var]
+    w = federation.server["w"]
+    order = Order(federation.algorithm.train, np.arange(2), {"w": w}, {}, 0)  # type: ignore[attr-defined]
+    uploads = {"x": {k: torch.stack([v, v]) for k, v in w.items()}}
+    monkeypatch.setattr(np.random, "default_rng", refused)
+    monkeypatch.setattr(np.random, "Generator", refused)
+    first, second = (privacy.protected(order, uploads, np.arange(2), {})["x"] for _ in range(2))  # type: ignore[union-attr]
+    assert all(not torch.equal(first[k], second[k]) for k in w)
+
+
+def test_secret_noise_is_standard_normal() -> None:
+    from scipy.stats import kstest
+
+    drawn = normal_numbers((3, 100_001))
+    assert drawn.shape == (3, 100_001) and kstest(drawn.ravel(), "norm").pvalue > 1e-6
+    assert abs(np.corrcoef(drawn)[0, 1]) < 0.02 and not np.isin(drawn[0], drawn[1]).any()
+    assert normal_numbers((0,)).shape == (0,) and normal_numbers(()).shape == ()
 
 
 def test_without_the_package_the_remedy_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import numpy as np
 from bespokefl.errors import InputError
 from bespokefl.program import Rows
 from bespokefl.rng import stream
+from bespokefl.secret import chosen
 
 Schedule = Sequence[Iterable[int]] | Callable[[int], Iterable[int]]
 
@@ -20,12 +21,19 @@ class Participation:
         schedule: who takes part, round by round (a sequence, or a function of the 0-based round). ``clients_per_round``
             beside it is the number for methods that need one, whatever the rounds' sizes are.
         seed: of the samples where there is no schedule; they depend on nothing but it and the round.
+        secret: a key in its place, so that nobody else knows who is asked.
     """
 
     def __init__(
-        self, clients: int, share: float, clients_per_round: int | None, schedule: Schedule | None, seed: int
+        self,
+        clients: int,
+        share: float,
+        clients_per_round: int | None,
+        schedule: Schedule | None,
+        seed: int,
+        secret: str | None = None,
     ) -> None:
-        self._clients, self._seed = clients, seed
+        self._clients, self._seed, self.secret = clients, seed, secret
         given = _number(clients, share, clients_per_round)
         self._sampled = given if schedule is None else None
         self._function = schedule if callable(schedule) else None
@@ -56,6 +64,8 @@ class Participation:
             if round >= len(self._listed):
                 raise InputError(f"schedule names the clients of {len(self._listed)} rounds; this is round {round + 1}")
             return self._listed[round]
+        if self.secret is not None:
+            return chosen(self.secret, round, self._clients, self._sampled or 0)
         return np.sort(stream(self._seed, "sample", round).choice(self._clients, self._sampled, replace=False))
 
     def checked(self, clients: Iterable[int]) -> Rows:

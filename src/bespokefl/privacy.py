@@ -5,18 +5,22 @@ norm C, and Gaussian noise of standard deviation z C is added to the sum of all 
 round, and all that comes of it, is differentially private: whether one client took part at all can hardly be told.
 
 Not covered: what the server itself sees of single uploads (it is trusted to clip and to add the noise), a client's own
-personal model, the scores that clients tell, and sizes. A round samples a fixed number of clients; it is accounted for
-as if each took part with the same probability on its own (Poisson sampling), which is the usual approximation.
+personal model, the scores that clients tell, and sizes.
+
+Not knowing who takes part in a round helps to hide a client (amplification by sampling), but only where nobody knows:
+in a real federation cohorts are drawn from a key that the server keeps. A round then samples a fixed number of clients,
+and is accounted for as if each took part with the same probability on its own (Poisson sampling), an approximation.
+Where cohorts follow from a seed, which runs write down and silos are told, nothing is gained by sampling: every round
+counts in which a client took part.
 """
 
 import importlib.util
 import logging
-import secrets
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,10 +28,14 @@ from bespokefl.attacks import start_of
 from bespokefl.errors import InputError
 from bespokefl.program import Order, Rows
 from bespokefl.rng import stream
+from bespokefl.secret import normal_numbers
 from bespokefl.task import Task
 from bespokefl.trees import Tree, leaves, tree_map
 
 NEEDED = "dp_accounting"
+NEIGHBOURS = (
+    "adding or removing one client with all its samples (not replacing one by another, which moves twice as far)"
+)
 
 
 class PrivacySettings(NamedTuple):
@@ -47,7 +55,8 @@ class Privacy:
         clients: N of the federation.
         cohort_size: clients asked in a round.
         sends: the algorithm's uploads that hold parameters (``Algorithm.sends``).
-        seed: of the noise, for a simulation; None draws it from the system's entropy, as a secret must be.
+        seed: of the noise, for a simulation, which may repeat itself; None draws it from the system's entropy.
+        hidden: whether cohorts are drawn from a key that only the server has.
     """
 
     clip: float
@@ -57,6 +66,7 @@ class Privacy:
     cohort_size: int
     sends: Mapping[str, str | None]
     seed: int | None
+    hidden: bool = False
 
     def protected(
         self, order: Order, uploads: Mapping[str, Tree], places: Rows, held: Mapping[str, Tree]
@@ -73,29 +83,34 @@ class Privacy:
         }
         moved = {k: _minus(tree, starts[k]) for k, tree in uploads.items()}
         factor = (self.clip / _norms(moved).clamp(min=1e-300)).clamp(max=1.0)
-        draw = self._generator(order.round)
+        draw = normal_numbers if self.seed is None else stream(self.seed, "privacy", order.round).standard_normal
 
         def one(update: Tensor) -> Tensor:
             shortened = update * factor.to(update).reshape(-1, *(1,) * (update.ndim - 1))
-            noise = self.noise * self.clip * draw.standard_normal(tuple(update.shape[1:]))
+            noise = self.noise * self.clip * draw(tuple(update.shape[1:]))
             shortened[0] += torch.as_tensor(noise).to(update)
             return shortened
 
         return {k: _plus(tree_map(one, tree), starts[k]) for k, tree in moved.items()}
 
-    def _generator(self, round: int) -> np.random.Generator:
-        if self.seed is None:
-            return np.random.default_rng(secrets.randbits(128))
-        return stream(self.seed, "privacy", round)
+    @property
+    def amplified(self) -> bool:
+        """Whether who takes part is drawn, and unknown to all but the server."""
+        return self.hidden and self.cohort_size < self.clients
 
-    def epsilon(self, rounds: int) -> float:
-        """Of the guarantee (epsilon, delta) after so many rounds, by Renyi differential privacy."""
+    def epsilon(self, rounds: int, most: int | None = None) -> float:
+        """Of the guarantee (epsilon, delta) after so many rounds, by Renyi differential privacy.
+
+        ``most`` is the number of rounds of the client that took part in most of them, all unless given. It counts where
+        it is no secret.
+        """
         import dp_accounting
 
-        share = self.cohort_size / self.clients
         event: Any = dp_accounting.GaussianDpEvent(self.noise)
-        if share < 1:
-            event = dp_accounting.PoissonSampledDpEvent(share, event)
+        if self.amplified:
+            event = dp_accounting.PoissonSampledDpEvent(self.cohort_size / self.clients, event)
+        elif most is not None:
+            rounds = most
         told = logging.getLogger("absl")  # it warns of orders that it leaves out, which only loosen the bound
         level = told.level
         told.setLevel(logging.ERROR)
@@ -106,15 +121,34 @@ class Privacy:
         finally:
             told.setLevel(level)
 
-    def summary(self, rounds: int) -> dict[str, Any]:
-        """For summary.json."""
+    def summary(self, cohorts: Sequence[Sequence[int]]) -> dict[str, Any]:
+        """For summary.json, after rounds with these clients: epsilon, and in one line what it is and is not."""
+        most = max(Counter(client for cohort in cohorts for client in cohort).values(), default=0)
+        epsilon = self.epsilon(len(cohorts), most)
         return {
-            "epsilon": self.epsilon(rounds),
+            "epsilon": epsilon,
             "delta": self.delta,
             "privacy_clip": self.clip,
             "privacy_noise": self.noise,
-            "privacy_sampling": "poisson (approximated)" if self.cohort_size < self.clients else "none",
+            "privacy_account": f"epsilon {epsilon:.4g} at delta {self.delta:g}, for {NEIGHBOURS}; "
+            f"{self._sampling(len(cohorts), most)}; {self._source()}",
         }
+
+    def _sampling(self, rounds: int, most: int) -> str:
+        if self.amplified:
+            return (
+                f"cohorts of {self.cohort_size} of {self.clients} clients, of a fixed size and drawn in secret, are "
+                "accounted for as Poisson sampling of the same rate, an approximation"
+            )
+        return (
+            "no amplification by sampling, as everybody may know who takes part: the client that took part most did "
+            f"in {most} of {rounds} rounds"
+        )
+
+    def _source(self) -> str:
+        return (
+            "noise from the system's entropy" if self.seed is None else "noise from the public seed, for studies only"
+        )
 
 
 def check_private(settings: PrivacySettings, name: str, weights: str, averaged: bool, task: Task, clients: int) -> None:

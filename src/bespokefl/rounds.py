@@ -139,6 +139,7 @@ class RoundLoop(ABC):
             clients in a round takes it from the schedule; if its rounds differ, say ``clients_per_round`` too.
         attack: what malicious clients do; they take part like all others and are not scored.
         privacy: clip, noise and delta of `bespokefl.privacy`.
+        secret: a key from which samples are drawn in the place of the seed.
     """
 
     site: Site
@@ -157,13 +158,14 @@ class RoundLoop(ABC):
         schedule: Schedule | None,
         attack: Attack,
         privacy: PrivacySettings | None,
+        secret: str | None = None,
     ) -> None:
         self.task, self.data, self.algorithm, self.device = task, data, algorithm, device
         self.seed, self.attack = seed, attack
         _check_train(data)
         self.malicious = attack.malicious(data.clients, seed)
         self.honest = np.setdiff1d(np.arange(data.clients), self.malicious)
-        self.participation = Participation(data.clients, participation, clients_per_round, schedule, seed)
+        self.participation = Participation(data.clients, participation, clients_per_round, schedule, seed, secret)
         self.rounds_done = 0
         self._private = privacy
 
@@ -173,7 +175,7 @@ class RoundLoop(ABC):
         if self._private is None:
             return None
         n, m, sends = self.data.clients, self.participation.drawn, self.algorithm.sends
-        return Privacy(*self._private, n, m, sends, self._noise_seed)
+        return Privacy(*self._private, n, m, sends, self._noise_seed, self.participation.secret is not None)
 
     @property
     def setup(self) -> Setup:

@@ -280,7 +280,7 @@ class Run:
             "waste": float(log.total("waste")) / len(log.lines),
             "s_fraction": plan.eval.s_fraction,
             **({"attack": fed.attack.kind, "malicious": fed.malicious.tolist()} if len(fed.malicious) else {}),
-            **(fed.privacy.summary(len(log.lines)) if fed.privacy is not None else {}),
+            **(fed.privacy.summary([line["clients"] for line in log.lines]) if fed.privacy is not None else {}),
             **further,
             "what": meanings(figures | further, score, who, len(fed.honest), plan.eval.s_fraction),
         }

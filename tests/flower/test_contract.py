@@ -43,7 +43,7 @@ def assert_alike(here: Federation, there: RemoteFederation, tolerance: float) ->
 
 @pytest.mark.parametrize("name", list(ALGORITHMS))
 def test_silos_compute_what_one_process_does(name: str, tmp_path: Path) -> None:
-    it = experiment(name, train={"participation": 0.8})
+    it = experiment(name, train={"participation": 0.8}, federation={"cohort": "seed"})
     transport = Memory(shards(tmp_path, it, HOSTED), shuffle=np.random.default_rng(1))
     here, there = simulated(it), remote(it, transport, tmp_path)
     for _ in range(2):
@@ -71,7 +71,8 @@ VARIANTS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("method", VARIANTS, ids=lambda m: "-".join(str(v) for v in m.values()))
 def test_other_settings_too(method: dict[str, Any], tmp_path: Path) -> None:
-    it = experiment([method], train={"participation": 1.0 if "aggregation" in method else 0.6})
+    share = 1.0 if "aggregation" in method else 0.6
+    it = experiment([method], train={"participation": share}, federation={"cohort": "seed"})
     here, there = simulated(it), remote(it, Memory(shards(tmp_path, it, HOSTED)), tmp_path)
     for _ in range(2):
         here.round()

@@ -40,7 +40,8 @@ def test_a_subclass_with_another_round_is_not_believed() -> None:
 
 @pytest.mark.parametrize(("name", "weights"), [*((name, "sample") for name in sorted(AVERAGING)), ("ditto", "uniform")])
 def test_means_of_a_node_give_the_same_numbers(name: str, weights: str, tmp_path: Path) -> None:
-    it = experiment([{"name": name, "weights": weights}], train={"participation": 0.8})
+    method = {"name": name, "weights": weights}
+    it = experiment([method], train={"participation": 0.8}, federation={"cohort": "seed"})
     transport = Memory(shards(tmp_path, it, [[0, 1, 3, 4], [2]]))
     here, there = simulated(it), remote(it, transport, tmp_path)
     here.round()
@@ -51,7 +52,8 @@ def test_means_of_a_node_give_the_same_numbers(name: str, weights: str, tmp_path
 
 @pytest.mark.parametrize("precision", ["float64", "float32"])
 def test_a_hundred_clients_on_four_nodes_are_one_process(precision: str, tmp_path: Path) -> None:
-    it = experiment("ditto", clients=100, precision=precision, data={"max_samples": 1500}, train={"participation": 0.3})
+    more: dict[str, Any] = {"train": {"participation": 0.3}, "federation": {"cohort": "seed"}}
+    it = experiment("ditto", clients=100, precision=precision, data={"max_samples": 1500}, **more)
     hosted = np.array_split(np.random.default_rng(0).permutation(100), 4)
     transport = Memory(shards(tmp_path, it, [part.tolist() for part in hosted]), shuffle=np.random.default_rng(2))
     here, there = simulated(it), remote(it, transport, tmp_path)

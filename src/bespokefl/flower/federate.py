@@ -4,6 +4,7 @@ import contextlib
 import os
 import tempfile
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from bespokefl.assembly import load_data
@@ -53,6 +54,9 @@ def federate(
     """The experiment as a federation of this many nodes on this machine, each with its share of the clients."""
     _check_folder(out, resume)
     experiment = read_experiment(path, [parse_setting(text) for text in settings])
+    if "cohort" not in experiment.federation.model_fields_set:  # all is on this machine: as `bespoke run` has it
+        seeded = experiment.federation.model_copy(update={"cohort": "seed"})
+        experiment = replace(experiment, federation=seeded)
     clients = load_data(experiment, experiment.seeds[0]).clients
     if clients < nodes:
         raise InputError(

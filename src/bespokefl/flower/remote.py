@@ -31,6 +31,7 @@ from bespokefl.privacy import PrivacySettings
 from bespokefl.program import Order
 from bespokefl.rounds import RoundLoop, RoundRecord
 from bespokefl.scoring import Evaluation
+from bespokefl.secret import new_key
 from bespokefl.serial import pack, unpack
 from bespokefl.task import Task
 from bespokefl.trees import Model
@@ -72,6 +73,7 @@ class RemoteFederation(RoundLoop):
             schedule=None,
             attack=attack,
             privacy=privacy,
+            secret=None if roster.options.cohort == "seed" else new_key(),
         )
         sample = made_up(data.input_shape, data.classes, data.target, data.inputs)
         shape = check_fit(task, sample, Resident(sample, torch.device("cpu"), task.dtype))
@@ -180,6 +182,8 @@ class RemoteFederation(RoundLoop):
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         server, tensors = pack(self.server, "server")
         meta = {"rounds_done": self.rounds_done, "server": server, "versions": self.site.versions.tolist()}
+        if self.participation.secret is not None:
+            meta["cohort"] = self.participation.secret
         return {k: v.detach().cpu() for k, v in tensors.items()}, meta
 
     def restore(self, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
@@ -188,3 +192,5 @@ class RemoteFederation(RoundLoop):
         self.server = unpack(meta["server"], tensors, self.algorithm.named_tuples())
         self.site.versions = torch.tensor(meta["versions"], dtype=torch.int64)
         self.rounds_done = int(meta["rounds_done"])
+        if self.participation.secret is not None:
+            self.participation.secret = meta.get("cohort", self.participation.secret)
