@@ -31,6 +31,7 @@ class Ledger:
     exchanges: int = 0
     releases: int = 0  # means of uploads that noise was added to
     failed: dict[int, str] = field(default_factory=dict)
+    cut: dict[int, str] = field(default_factory=dict)  # whose weight was cut, and how
 
 
 class Cohort:
@@ -60,7 +61,10 @@ class Cohort:
     def weights(self, kind: str) -> Tensor:
         """p_i: ``sample`` is n_i over the cohort's total, ``uniform`` is one over its size."""
         n = self.n
-        return n / n.sum() if kind == "sample" else torch.full_like(n, 1 / len(n))
+        p = n / n.sum() if kind == "sample" else torch.full_like(n, 1 / len(n))
+        p, cut = self.site.fair(self.ids, p)
+        self.ledger.cut |= cut
+        return p
 
     def everyone(self) -> "Cohort":
         """All clients of the federation in this round, sampled or not."""

@@ -158,6 +158,8 @@ class FederationSection(Section):
     min_answers: Positive = 1  # clients of a round; fewer, and the round is tried again
     retries: Annotated[int, Field(ge=0)] = 2  # of a round; after them the run ends with what it has
     max_norm: Annotated[float, Field(gt=0)] | None = 1e6  # of an answer, relative to the download or initial model
+    max_change: Annotated[float, Field(gt=1)] | None = 100.0  # of an upload, times the median node's of late
+    max_share: Annotated[float, Field(gt=0, le=1)] = 0.5  # of all weights, for one node, from three nodes on
     max_bytes: Positive = 2**32  # of an answer
     cohort: Literal["secret", "seed"] = "secret"  # what draws a round's clients: a key of the server's, or the seed
     wait: Annotated[float, Field(gt=0)] = 300.0  # seconds for silos to connect, at the start and before a retry

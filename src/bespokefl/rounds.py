@@ -72,6 +72,7 @@ class RoundRecord:
     bytes_up: int
     samples_computed: int
     samples_useful: int
+    cut: dict[int, str] = field(default_factory=dict)  # id -> how its weight was cut; only in a real federation
 
     @property
     def waste(self) -> float:
@@ -225,6 +226,7 @@ class RoundLoop(ABC):
             ledger.bytes_up,
             ledger.samples_computed,
             ledger.samples_useful,
+            ledger.cut,
         )
 
     def run(

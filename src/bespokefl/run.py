@@ -152,6 +152,7 @@ class Run:
             "waste": record.waste,
             "clients": [int(client) for client in record.clients],
             "failed": {str(client): reason for client, reason in record.failed.items()},
+            **({"cut": {str(client): how for client, how in record.cut.items()}} if record.cut else {}),
         }
 
     def _refuse_diverged(self, round_: int, scores: Evaluation) -> None:

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from torch import Tensor
+
 from bespokefl.attacks import Attacker
 from bespokefl.engines.base import Engine, Job, Resident, Result, Splits
 from bespokefl.privacy import Privacy
@@ -34,6 +36,10 @@ class Site(Protocol):
     @property
     def privacy(self) -> Privacy | None: ...
 
+    def fair(self, clients: Rows, p: Tensor) -> tuple[Tensor, dict[int, str]]:
+        """The clients' weights as they may count, and by client what was cut of them."""
+        ...
+
     def run(self, order: Order) -> Result:
         """Runs a program on its clients' newest states, and writes nothing."""
         ...
@@ -57,6 +63,9 @@ class LocalSite:
     attacker: Attacker | None = None
     privacy: Privacy | None = None
     sent: LastSent | None = None  # where models before aggregation are scored, too
+
+    def fair(self, clients: Rows, p: Tensor) -> tuple[Tensor, dict[int, str]]:
+        return p, {}
 
     def run(self, order: Order) -> Result:
         return self.engine.run(self.job(order))

@@ -54,9 +54,7 @@ def federate(
     """The experiment as a federation of this many nodes on this machine, each with its share of the clients."""
     _check_folder(out, resume)
     experiment = read_experiment(path, [parse_setting(text) for text in settings])
-    if "cohort" not in experiment.federation.model_fields_set:  # all is on this machine: as `bespoke run` has it
-        seeded = experiment.federation.model_copy(update={"cohort": "seed"})
-        experiment = replace(experiment, federation=seeded)
+    experiment = _trusting(experiment)
     clients = load_data(experiment, experiment.seeds[0]).clients
     if clients < nodes:
         raise InputError(
@@ -84,6 +82,14 @@ def federate(
         for line in transport.summary():
             reporter.note(line)
         return outcome
+
+
+def _trusting(experiment: Experiment) -> Experiment:
+    """All is on this machine and nobody lies: cohorts and weights are those of `bespoke run`, unless they are set."""
+    section = experiment.federation
+    ours = {"cohort": "seed", "max_share": 1.0}
+    update = {key: value for key, value in ours.items() if key not in section.model_fields_set}
+    return replace(experiment, federation=section.model_copy(update=update))
 
 
 def _check_folder(out: Path, resume: bool) -> None:

@@ -90,6 +90,7 @@ class RemoteFederation(RoundLoop):
             run_id,
             Envelope(header, arrays),
             Expectation(task, state, sample),
+            data.silos,
             max(1.0, norm_of(x0)),
             self._attacker(),
             self.privacy,
@@ -115,6 +116,7 @@ class RemoteFederation(RoundLoop):
         """One round, tried again while too few clients answer; EndedEarly if that does not help."""
         options = self.site.roster.options
         server, versions, done = self.server, self.site.versions.clone(), self.rounds_done
+        seen = self.site.seen.copy()
         asked = None if clients is None else list(clients)
         for attempt in range(options.retries + 1):
             self.site.exchange = 0
@@ -131,6 +133,7 @@ class RemoteFederation(RoundLoop):
             except RunError as error:
                 why = str(error)
             self.server, self.site.versions, self.rounds_done = server, versions.clone(), done
+            self.site.seen = seen.copy()
             self.site.roster.note(f"warning: round {done + 1}, try {attempt + 1} of {options.retries + 1}: {why}")
             if attempt < options.retries:
                 self._wait_for_all()
@@ -184,6 +187,7 @@ class RemoteFederation(RoundLoop):
         meta = {"rounds_done": self.rounds_done, "server": server, "versions": self.site.versions.tolist()}
         if self.participation.secret is not None:
             meta["cohort"] = self.participation.secret
+        meta["changes"] = dict(self.site.seen.rounds)
         return {k: v.detach().cpu() for k, v in tensors.items()}, meta
 
     def restore(self, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
@@ -191,6 +195,7 @@ class RemoteFederation(RoundLoop):
             raise InputError("the checkpoint is that of a simulation; a real federation cannot go on from it.")
         self.server = unpack(meta["server"], tensors, self.algorithm.named_tuples())
         self.site.versions = torch.tensor(meta["versions"], dtype=torch.int64)
+        self.site.seen.rounds = dict(meta.get("changes", {}))  # none in a checkpoint of an earlier version
         self.rounds_done = int(meta["rounds_done"])
         if self.participation.secret is not None:
             self.participation.secret = meta.get("cohort", self.participation.secret)

@@ -60,7 +60,7 @@ class Roster:
             misfits |= dict.fromkeys(answers.keys() - known.keys(), "it had another number of clients before")
             said |= errors | misfits
             for node, why in (errors | misfits).items():
-                self._note_once(f"warning: node {node} is left out: {why}")
+                self.note_once(f"warning: node {node} is left out: {why}")
             if len(told) < nodes:
                 if stop is not None and stop.asked:
                     raise Interrupted(f"while {len(told)} of {nodes} silos were there")
@@ -80,7 +80,7 @@ class Roster:
         known = self._ids.get(str(about["silo"]))
         return known is None or len(known) == len(about["clients"])
 
-    def _note_once(self, text: str) -> None:
+    def note_once(self, text: str) -> None:
         if text not in self._noted:
             self._noted.add(text)
             self.note(text)
@@ -162,6 +162,10 @@ class Roster:
             else:
                 found.setdefault(node, []).append(client)
         return found, missing
+
+    def name_of(self, silo: str) -> str:
+        """For people: the node that it is."""
+        return next((f"node {node}" for node, known in self._nodes.items() if known == silo), f"silo {silo}")
 
     def clients_of(self, node: int) -> list[int]:
         return self._ids[self._nodes[node]]

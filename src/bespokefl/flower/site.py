@@ -1,6 +1,6 @@
 """The clients as the server reaches them: programs become requests, and answers are checked before they are used."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
@@ -15,6 +15,7 @@ from bespokefl.engines.base import Result
 from bespokefl.engines.variants import outline
 from bespokefl.errors import InputError, RunError
 from bespokefl.flower import answers
+from bespokefl.flower.bounds import Seen, capped, changes
 from bespokefl.flower.envelope import Envelope
 from bespokefl.flower.expectation import Expectation
 from bespokefl.flower.refusal import Refused
@@ -57,15 +58,18 @@ class RemoteSite:
     run_id: str
     opening: Envelope  # what makes a silo ready for this run; its clients are filled in
     expectation: Expectation
+    silos: Sequence[str]  # of every client: who hosts it
     smallest_norm: float  # of the initial model: what an answer's is compared with where nothing was sent
     attacker: Attacker | None = None
     privacy: Privacy | None = None
     versions: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))  # by client
     exchange: int = 0  # of the round
+    seen: Seen = field(init=False)
 
     def __post_init__(self) -> None:
         if not len(self.versions):
             self.versions = torch.full((len(self.train_sizes),), INITIAL, dtype=torch.int64)
+        self.seen = Seen(self.roster.options.max_change)
 
     # the site of a cohort ----------------------------------------------------------------------------
     def run(self, order: Order) -> Result:
@@ -77,11 +81,27 @@ class RemoteSite:
             return self._part(answer, clients, order, expected, mean is not None)
 
         parts, failed, traffic = self.ask("run", order, more, read)
+        parts = self._within(parts, order)
         self.exchange += 1
         for part in parts:
             failed |= part.failed
         errors: dict[int, BaseException] = {client: NoAnswerError(why) for client, why in sorted(failed.items())}
         return self._joined(order, parts, errors, mean is not None, traffic)
+
+    def fair(self, clients: Rows, p: Tensor) -> tuple[Tensor, dict[int, str]]:
+        """No node weighs more than federation.max_share, from three nodes on."""
+        share, hosts = self.roster.options.max_share, [self.silos[client] for client in clients]
+        fair = capped(p, hosts, share)
+        cut = {}
+        for client, before, after in zip(clients.tolist(), p.tolist(), fair.tolist(), strict=True):
+            if after < before * (1 - 1e-6):
+                cut[client] = f"its weight was cut from {before:.3g} to {after:.3g} (federation.max_share = {share:g})"
+        for silo in sorted({self.silos[client] for client in cut}):
+            self.roster.note_once(
+                f"warning: {self.roster.name_of(silo)} would weigh more than federation.max_share = {share:g}; its "
+                "weight is cut to that"
+            )
+        return fair, cut
 
     def keep(self, clients: Rows, states: Tree, uploads: Mapping[str, Tree]) -> None:
         self.versions[torch.as_tensor(clients)] = states
@@ -175,6 +195,35 @@ class RemoteSite:
             index = torch.tensor(good, dtype=torch.int64)
             clients, uploads = [clients[row] for row in good], trees.rows(uploads, index)
         return Part(clients, uploads, version, failed, computed, useful)
+
+    def _within(self, parts: list[Part], order: Order) -> list[Part]:
+        """The parts without the rows whose change is many times the median node's (federation.max_change)."""
+        place = {int(c): k for k, c in enumerate(order.clients)}
+        sends, program = self.algorithm.sends, self.name_of(order)
+        moved: list[Tensor] = []
+        for part in parts:
+            rows = len(trees.leaves(part.uploads)[0]) if trees.leaves(part.uploads) else 0
+            alike = rows == len(part.clients)
+            known = {k: start for k, start in sends.items() if alike or start is None or start in order.shared}
+            moved.append(changes(part.uploads, known, order, [place[c] for c in part.clients][:rows]))
+        of_nodes = [float(rows.nanmedian()) for rows in moved if len(rows) and bool(rows.isfinite().any())]
+        limit = self.seen.limit(program, of_nodes)
+        self.seen.note(program, [value for value in of_nodes if value <= limit])
+        return [self._without(part, rows, limit) for part, rows in zip(parts, moved, strict=True)]
+
+    def _without(self, part: Part, moved: Tensor, limit: float) -> Part:
+        """Where a node sent one mean, that is refused for all of its clients."""
+        too_far = moved > limit
+        if not bool(too_far.any()):
+            return part
+        why = "refused: the upload changed by {:.3g}; at most {:.3g} is taken (federation.max_change)"
+        if len(moved) != len(part.clients):
+            gone = dict.fromkeys(part.clients, why.format(float(moved[0]), limit))
+            return part._replace(clients=[], uploads={}, failed=part.failed | gone)
+        refused = {c: why.format(float(moved[k]), limit) for k, c in enumerate(part.clients) if too_far[k]}
+        kept = [c for c in part.clients if c not in refused]
+        uploads = trees.rows(part.uploads, torch.nonzero(~too_far).reshape(-1))
+        return part._replace(clients=kept, uploads=uploads, failed=part.failed | refused)
 
     def _too_large(self, uploads: Tree, rows: int, order: Order) -> dict[int, str]:
         """The rows whose norm cannot be honest, with the reason; NaN is for the check that all answers go through."""
