@@ -1,6 +1,8 @@
 """Requests and answers through a real SuperLink to real node processes, with TLS and node authentication."""
 
 import contextlib
+import os
+import signal
 import socket
 import ssl
 import threading
@@ -13,6 +15,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="needs flwr: pip install bespokefl[flower]")
 
+from flwr.proto.message_pb2 import PushObjectResponse
 from tests.flower.echo_node import Echo
 from tests.flower.federations import Loopback, Proxy, connected, loopback
 
@@ -104,6 +107,51 @@ def test_a_killed_node_costs_the_deadline_and_comes_back_at_once(started: Starte
         assert time.monotonic() - began < 40  # Flower alone would refuse it for up to a minute
 
 
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_a_node_that_comes_back_before_the_deadline_is_asked_again(how: int, started: Started) -> None:
+    """It is ended at work and started anew: its answer comes in the same exchange, long before the deadline."""
+    link, transport, _ = started
+    mortal = number_of(link, "mortal")
+
+    def kill_and_start() -> None:
+        os.kill(link.nodes["mortal"].pid, how)
+        link.nodes["mortal"].wait(20)
+        link.start("mortal")
+
+    threading.Timer(2.0, kill_and_start).start()
+    began = time.monotonic()
+    request = Envelope({"round": 1, "do": "sleep", "seconds": 4}, {"w": np.ones(1, np.float32)})
+    (reply,) = transport.exchange({mortal: request}, 120.0)
+    assert reply.answer is not None, reply.error
+    assert time.monotonic() - began < 60
+    assert reply.answer.header["pid"] == link.nodes["mortal"].pid
+
+
+def test_a_message_whose_parts_were_lost_is_sent_again(started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flower answers so where a push session was replaced by another one."""
+    _, transport, _ = started
+    client = transport._grid._runtime_client  # type: ignore[attr-defined]
+    whole, lost = client.PushObject, iter([True])
+    monkeypatch.setattr(
+        client, "PushObject", lambda q: PushObjectResponse(stored=False) if next(lost, False) else whole(q)
+    )
+    node = transport.nodes()[0]
+    assert ask(transport, [node])[node].answer is not None
+    assert next(lost, None) is None
+
+
+@pytest.mark.slow
+def test_a_dead_node_is_noticed(started: Started) -> None:
+    """Not the deadline but half a minute: the SuperLink takes 20 s to notice, and it has 10 to come back."""
+    link, transport, _ = started
+    mortal = number_of(link, "mortal")
+    began = time.monotonic()
+    reply = ask(transport, [mortal], seconds=120.0, do="die")[mortal]
+    assert reply.error == "the node went away" and time.monotonic() - began < 45
+    link.start("mortal")
+    connected(transport, 3)
+
+
 def test_a_cut_line_heals(started: Started) -> None:
     link, transport, proxy = started
     far = number_of(link, "far")
@@ -154,7 +202,7 @@ def test_another_authority_is_refused(started: Started, tmp_path: Path) -> None:
 
 def test_plain_text_is_refused(started: Started) -> None:
     link, _, _ = started
-    with pytest.raises(Unreachable):
+    with pytest.raises(Refused, match="speaks TLS; leave --insecure out"):
         knock(link.address, None, link.certificates.node_key("spare"), insecure=True)
 
 

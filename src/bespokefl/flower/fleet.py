@@ -7,6 +7,8 @@ outside. What this module imports lies below Flower's public surface and may cha
 """
 
 import contextlib
+import socket
+import ssl
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -43,6 +45,7 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 from bespokefl.errors import RunError
 
 HEARTBEAT = 10.0  # seconds, the least that Flower allows; after twice as much silence a node counts as lost
+KNOCK = 3.0  # seconds to find out whether a server speaks TLS
 OBJECT_WAIT = 120.0  # seconds within which all parts of an announced message must have come
 LARGEST_MESSAGE = 8 << 30  # bytes: more than this is not downloaded, whatever the server announces
 
@@ -189,11 +192,27 @@ class Fleet:
         except RunError:
             raise
         except Exception as error:
+            if self._insecure and isinstance(error, httpx.TransportError) and speaks_tls(self._address):
+                raise Refused(
+                    f"{self._address} speaks TLS; leave --insecure out, and give --ca and --key of its operator"
+                ) from error
             raise in_words(error, self._address) from error
 
     def _quietly(self, function: Callable[..., object], request: Any) -> None:
         with contextlib.suppress(Exception):  # it is only a courtesy to the SuperLink
             function(request)
+
+
+def speaks_tls(address: str) -> bool:
+    """Whether a server at HOST:PORT shakes hands as TLS does; whose certificate it shows does not matter here."""
+    host, _, port = address.rpartition(":")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), KNOCK) as line, context.wrap_socket(line):
+            return True
+    except (OSError, ValueError):
+        return False
 
 
 def in_words(error: Exception, address: str) -> RunError:

@@ -54,8 +54,9 @@ class WatchedTransport:
 
     def _check(self) -> None:
         for child in self._children:
-            if child.poll() is not None:
-                raise RunError(f"a process of the federation ended; the end of {child.log}:\n{child.last_words()}")
+            if (status := child.poll()) is not None:
+                how = f"signal {-status}" if status < 0 else f"exit status {status}"
+                raise RunError(f"a process of the federation ended ({how}); its log is {child.log}")
 
     def latest(self) -> str:
         """One line: how long each node took to answer last, or why it did not."""
