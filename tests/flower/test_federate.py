@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import signal
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 pytest.importorskip("flwr", reason="needs flwr: pip install bespokefl[flower]")
 
 from rich.console import Console
-from tests.flower.commands import nothing_left, running
+from tests.flower.commands import nothing_left, processes, running
 
 from bespokefl.config_file import read_experiment
 from bespokefl.experiment import run_experiment
@@ -122,3 +123,16 @@ def test_a_federation_that_is_stopped_leaves_nothing_behind_and_goes_on(number: 
     assert lines[: len(kept)] == kept  # a finished round is not done again
     simulated(path, tmp_path / "simulation")
     assert_same_numbers(out, tmp_path / "simulation", ["pgfedmo"])
+
+
+def test_a_superlink_that_dies_ends_the_run_with_a_line(tmp_path: Path) -> None:
+    """Within seconds, and without a traceback of Flower's."""
+    path = written(tmp_path, ["fedavg"], rounds=1000)
+    with running(tmp_path, "federate", path, "--nodes", "2", "--out", tmp_path / "out") as command:
+        command.until_said("round 2")
+        (superlink,) = [pid for pid, line in processes(tmp_path / "out").items() if "flower.superlink" in line]
+        os.kill(superlink, signal.SIGKILL)
+        assert command.finished(60) == 1
+        assert "a process of the federation ended (signal 9); its log is" in command.text
+        assert "Traceback" not in command.text and "retrying" not in command.text
+    nothing_left(tmp_path / "out")

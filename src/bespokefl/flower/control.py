@@ -7,6 +7,7 @@ that progress, Ctrl-C and errors reach whoever started it. What this module impo
 
 import contextlib
 import functools
+import logging
 import threading
 import time
 import warnings
@@ -68,6 +69,7 @@ class Control:
     @contextlib.contextmanager
     def grid(self) -> Iterator[Grid]:
         """A run of the bundle, and the Grid of its ServerApp; says at the end how it went."""
+        logging.getLogger("flwr").setLevel(logging.ERROR)  # its lines about every attempt to connect again
         self._start_run()
         token = self._acquire()
         # Flower waits a second, then two, for the parts of an answer that is being uploaded
@@ -88,7 +90,7 @@ class Control:
         finally:
             over.set()
             grid._retry_invoker.max_tries = 1
-            with contextlib.suppress(httpx.HTTPError):
+            with contextlib.suppress(Exception):  # of a SuperLink that is gone
                 client.PushTaskOutput(PushTaskOutputRequest(sub_status=outcome, details=""))
             grid.close()
 
@@ -125,5 +127,5 @@ def _bundle() -> bytes:
 
 def _beat(client: RuntimeHttpClient, over: threading.Event) -> None:
     while not over.wait(HEARTBEAT):
-        with contextlib.suppress(httpx.HTTPError):
+        with contextlib.suppress(Exception):  # a SuperLink that is gone is said by whoever waits for an answer
             client.SendTaskHeartbeat(SendTaskHeartbeatRequest())

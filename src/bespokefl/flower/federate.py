@@ -5,7 +5,10 @@ import os
 import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+
+from flwr.serverapp import Grid
 
 from bespokefl.assembly import load_data
 from bespokefl.config import Experiment
@@ -13,9 +16,9 @@ from bespokefl.config_file import parse_setting, read_experiment
 from bespokefl.errors import InputError
 from bespokefl.experiment import Outcome
 from bespokefl.flower.certs import make_certificates
-from bespokefl.flower.host import LOCAL, Hosting, free_port, hosted
+from bespokefl.flower.host import LOCAL, Hosting, SuperLink, free_port, hosted
 from bespokefl.flower.place import Place, shares
-from bespokefl.flower.processes import Child
+from bespokefl.flower.processes import Child, check_alive
 from bespokefl.flower.server import serve
 from bespokefl.flower.transport import GridTransport
 from bespokefl.flower.watched import NodeReporter, WatchedTransport
@@ -40,7 +43,7 @@ def run_server(
     _check_folder(out, resume)
     with hosted(hosting, keys) as link, link.control.grid() as grid:
         reporter.note(f"the SuperLink listens on {hosting.host}:{hosting.port}; waiting for {nodes} nodes")
-        transport = WatchedTransport(GridTransport(grid), link.names, [link.child])
+        transport = _watched(grid, link, [link.child])
         watched = NodeReporter(reporter, transport)
         outcome = serve(experiment, out, transport, nodes=nodes, resume=resume, reporter=watched)
         for line in transport.summary():
@@ -74,7 +77,7 @@ def federate(
             assignment = Assignment(place, f"{LOCAL}:{port}", str(files.ca), str(files.node_key(name)))
             children.append(stack.enter_context(_start(assignment, home / f"{name}.log", nodes)))
         grid = stack.enter_context(link.control.grid())
-        transport = WatchedTransport(GridTransport(grid), link.names, [link.child, *children])
+        transport = _watched(grid, link, [link.child, *children])
         watched = NodeReporter(reporter, transport)
         outcome = serve(experiment, out, transport, nodes=nodes, resume=resume, reporter=watched)
         for child in children:  # all at once; the stack waits for each
@@ -82,6 +85,10 @@ def federate(
         for line in transport.summary():
             reporter.note(line)
         return outcome
+
+
+def _watched(grid: Grid, link: SuperLink, children: Sequence[Child]) -> WatchedTransport:
+    return WatchedTransport(GridTransport(grid, partial(check_alive, children)), link.names, children)
 
 
 def _trusting(experiment: Experiment) -> Experiment:

@@ -10,10 +10,12 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import IO, Self
+
+from bespokefl.errors import RunError
 
 GRACE = 5.0  # seconds that a process has for an orderly end
 
@@ -79,6 +81,14 @@ class Child:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+
+
+def check_alive(children: Iterable[Child]) -> None:
+    """RunError, in one line, where one has ended."""
+    for child in children:
+        if (status := child.poll()) is not None:
+            how = f"signal {-status}" if status < 0 else f"exit status {status}"
+            raise RunError(f"a process of the federation ended ({how}); its log is {child.log}")
 
 
 def end_with_parent() -> None:

@@ -9,7 +9,7 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -57,15 +57,15 @@ class GridTransport:
     One that does not come back within `AWAY` seconds is given up.
     """
 
-    def __init__(self, grid: Grid) -> None:
-        self._grid = grid
+    def __init__(self, grid: Grid, check: Callable[[], None] = lambda: None) -> None:
+        self._grid, self._check = grid, check  # the latter raises where waiting has no sense any more
 
     def nodes(self) -> list[int]:
         with _about_the_superlink():
             return sorted(self._grid.get_node_ids())
 
     def exchange(self, requests: Mapping[int, Envelope], seconds: float) -> Iterator[Reply]:
-        talk = _Exchange(self._grid, seconds)
+        talk = _Exchange(self._grid, seconds, self._check)
         try:
             with _about_the_superlink():
                 sessions = _sessions(self._grid)
@@ -79,8 +79,9 @@ class GridTransport:
 class _Exchange:
     """One request to each of some nodes, until all have answered or the time is over."""
 
-    def __init__(self, grid: Grid, seconds: float) -> None:
-        self._grid, self._seconds, self._deadline = grid, seconds, time.monotonic() + seconds
+    def __init__(self, grid: Grid, seconds: float, check: Callable[[], None]) -> None:
+        self._grid, self._seconds, self._check = grid, seconds, check
+        self._deadline = time.monotonic() + seconds
         self._came: queue.SimpleQueue[Reply | Gone | BaseException] = queue.SimpleQueue()
         self._waiting: dict[int, Waiting] = {}
         self.over = threading.Event()
@@ -122,6 +123,7 @@ class _Exchange:
 
     def _look(self) -> Iterator[Reply]:
         """Asks those again that have come back, and gives up those that stay away."""
+        self._check()
         if time.monotonic() >= self._deadline:
             return
         with _about_the_superlink():

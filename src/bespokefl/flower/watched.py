@@ -4,9 +4,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from bespokefl.errors import RunError
 from bespokefl.flower.envelope import Envelope, Reply, Transport
-from bespokefl.flower.processes import Child
+from bespokefl.flower.processes import Child, check_alive
 from bespokefl.progress import Line, Reporter
 
 
@@ -53,10 +52,7 @@ class WatchedTransport:
             yield reply
 
     def _check(self) -> None:
-        for child in self._children:
-            if (status := child.poll()) is not None:
-                how = f"signal {-status}" if status < 0 else f"exit status {status}"
-                raise RunError(f"a process of the federation ended ({how}); its log is {child.log}")
+        check_alive(self._children)
 
     def latest(self) -> str:
         """One line: how long each node took to answer last, or why it did not."""
