@@ -21,12 +21,14 @@ from bespokefl.config import Experiment
 from bespokefl.data.splits import SPLITS
 from bespokefl.engines import build_engine
 from bespokefl.errors import BespokeError, InputError
+from bespokefl.flower import limits
 from bespokefl.flower.envelope import Array, Envelope
 from bespokefl.flower.holdings import Holdings, Own, Simulated
 from bespokefl.flower.refusal import Refused
 from bespokefl.flower.terms import SIMULATED, Limits, parse_limits, told
 from bespokefl.flower.wire import KEYS, digest, packed, unpacked
 from bespokefl.flower.workshop import Agreement, Workshop, check_samples
+from bespokefl.plain import one_line
 from bespokefl.program import Order
 from bespokefl.results.files import read_json, write_atomically, write_json
 from bespokefl.results.model_file import write_model
@@ -92,7 +94,8 @@ class Silo:
         except BespokeError as error:
             return Envelope({**repeated, "error": str(error)})
         except Exception as error:  # a request must not end the silo, whatever it holds
-            return Envelope({**repeated, "error": f"{type(error).__name__}: {error}"})
+            said = one_line(str(error), limits.TEXT // 2)
+            return Envelope({**repeated, "error": f"the request cannot be followed ({type(error).__name__}: {said})"})
         return Envelope({**answer.header, **repeated}, answer.arrays)
 
     def terms(self) -> list[str]:
