@@ -1,0 +1,38 @@
+"""The page of promises: every test that it names is there, and its limits are those of the code."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from bespokefl.flower import limits
+
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs" / "reliability.md").read_text(encoding="utf-8")
+NAMED = sorted(set(re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", PAGE)))
+
+
+@pytest.mark.parametrize(("file", "test"), NAMED, ids=[test for _, test in NAMED])
+def test_every_promise_has_its_test(file: str, test: str) -> None:
+    assert re.search(rf"^def {test}\(", (ROOT / file).read_text(encoding="utf-8"), re.MULTILINE)
+
+
+def test_every_row_of_promises_names_a_test() -> None:
+    rows = re.findall(r"^\| (.*?) \| (.*?) \|$", PAGE[: PAGE.index("## Limits")], re.MULTILINE)
+    promises = [row for row in rows if row[0] not in ("promise", "---")]
+    assert len(promises) >= 20
+    assert all("::test_" in kept for _, kept in promises)
+
+
+def test_limits_are_those_of_the_code() -> None:
+    section = PAGE[PAGE.index("## Limits") : PAGE.index("## Who sees what")]
+    for words in (
+        f"{limits.NAME} characters, all printable",
+        f"{limits.TEXT} characters; control",
+        f"{limits.CLASSES:,}; {limits.CLIENTS:,}",
+        f"{limits.HEADER_BYTES >> 20} MiB of header, {limits.ARRAYS:,} arrays of {limits.DIMENSIONS} dimensions",
+        f"2^{limits.SAMPLES.bit_length() - 1} |",
+        f"2^{limits.WORK.bit_length() - 1} |",
+        "1e30 |",
+    ):
+        assert words in section, words
