@@ -19,9 +19,11 @@ from bespokefl.errors import InputError
 from bespokefl.experiment import run_experiment
 from bespokefl.progress import LineReporter
 from bespokefl.restored import restored_run
+from bespokefl.results import files
 from bespokefl.results.files import TIMED_KEYS, read_runs
 from bespokefl.results.table import caption, columns, method_rows
 from bespokefl.rng import stream
+from bespokefl.run import CONFIG_NOTE, DATA_NOTE
 from bespokefl.tuning.validation import without_test_samples
 
 CLIENTS, NEW, EPOCHS = 6, (4, 5), 3
@@ -67,7 +69,7 @@ def run(out: Path, given: dict[str, Any], *, resume: bool = False) -> None:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """All files of a run, without times."""
+    """All files of a run, without times, and without what a checkpoint says of the configuration and the data."""
     found = {}
     for path in sorted(folder.rglob("*")):
         if path.is_file():
@@ -75,6 +77,10 @@ def contents(folder: Path) -> dict[str, bytes]:
             if path.name == "rounds.jsonl":
                 lines = [json.loads(line) for line in text.splitlines()]
                 text = json.dumps([{k: v for k, v in line.items() if k not in TIMED_KEYS} for line in lines]).encode()
+            if path.parent.name == files.CHECKPOINT and path.suffix == ".json":
+                content = json.loads(text)
+                kept = {key: value for key, value in content["meta"].items() if key not in (CONFIG_NOTE, DATA_NOTE)}
+                text = json.dumps({**content, "meta": kept, "sha256": ""}).encode()
             found[str(path.relative_to(folder))] = text
     return found
 

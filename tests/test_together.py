@@ -13,7 +13,7 @@ from torch import nn
 from bespokefl.assembly import load_data
 from bespokefl.config_file import parse_experiment
 from bespokefl.engines import Engine, Sequential
-from bespokefl.experiment import Outcome, run_experiment, run_seeds, side_by_side
+from bespokefl.experiment import Ending, Outcome, run_experiment, run_seeds, side_by_side
 from bespokefl.interrupts import StopRequest
 from bespokefl.progress import Line, SideBySide
 from bespokefl.results.files import StoredRun, read_runs
@@ -93,7 +93,8 @@ def test_what_runs_share_is_moved_before_they_start(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(nn.Module, "to", noted)
     experiment = parse_experiment(DOCUMENT | {"engine": {"together": 3}})
     data = {seed: load_data(experiment, seed) for seed in experiment.seeds}
-    assert run_seeds(experiment, tmp_path, "fedavg", data, [Heard() for _ in data], StopRequest()) == [True] * 3
+    endings = run_seeds(experiment, tmp_path, "fedavg", data, [Heard() for _ in data], StopRequest())
+    assert endings == [Ending.FINISHED] * 3
     assert movers == {threading.current_thread()}  # a module that several threads move at once may crash the process
 
 
