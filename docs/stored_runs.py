@@ -176,6 +176,7 @@ def set_up_changes(part: Part, run: RunDigest) -> dict[str, str]:
         defaults = {key: field.default for key, field in type(section).model_fields.items()}
         now = section.model_dump(exclude={"options"}) | getattr(section, "options", {})
         if name == "model" and now["name"] in MODELS:
+            defaults |= MODELS[now["name"]].options
             now = dict(MODELS[now["name"]].options) | now
         for key in sorted(now.keys() - NOT_COMPARED - own):
             before = _plain(run["config"].get(name, {}).get(key, defaults.get(key)))

@@ -170,6 +170,15 @@ def test_an_option_that_changes_nothing_makes_no_older_settings() -> None:
     assert "lr" in stored_runs.changes(found.part, {**run, "config": {**run["config"], "algorithm": {"lr": 0.7}}})
 
 
+def test_an_option_that_a_model_got_since_makes_no_older_settings() -> None:
+    found = read_table("fedpg-supp-table1", "fmnist-p10")
+    run = found.runs["fedavg"][0]
+    assert "norm" not in run["config"]["model"]  # of a perceptron: "none" by default
+    assert "model.norm" not in stored_runs.set_up_changes(found.part, run)
+    other = {**run, "config": {**run["config"], "model": {**run["config"]["model"], "norm": "batch"}}}
+    assert stored_runs.set_up_changes(found.part, other)["model.norm"] == "batch (none)"
+
+
 def test_of_runs_over_different_rounds_only_the_longest_count() -> None:
     found = read_table("plgu-table2", "cifar10-c10")
     every = [run for own in found.runs.values() for run in own]
