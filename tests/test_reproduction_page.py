@@ -210,6 +210,7 @@ name = "one"
 paper.numbers.mean = { local = 90.0, fedavg = 60.0 }
 [[setting]]
 name = "two"
+data.alpha = 0.7  # settings that are alike run once
 paper.numbers.mean = { local = 80.0, fedavg = 70.0 }
 """
 
