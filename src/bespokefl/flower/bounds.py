@@ -61,8 +61,8 @@ def changes(
         for key, value in uploads[name].items():
             if value.is_floating_point():
                 moved = value if begun is None else value - begun[key].to(value)
-                rows += moved.double().reshape(len(places), -1).square().sum(1)
-    return rows.sqrt()
+                rows += torch.linalg.vector_norm(moved.reshape(len(places), -1), dim=1).double().square()
+    return rows.sqrt()  # infinite where a norm does not fit its type: further than any limit
 
 
 @dataclass

@@ -1,5 +1,6 @@
 """The clients as the server reaches them: programs become requests, and answers are checked before they are used."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
@@ -278,5 +279,6 @@ def _refuse_old(request: Envelope, answer: Envelope) -> None:
 
 def norm_of(tree: Tree) -> float:
     """Over all tensors of a tree together."""
-    squares = [float(v.double().square().sum()) for v in trees.leaves(tree) if isinstance(v, Tensor)]
-    return float(np.sqrt(sum(squares)))
+    tensors = [v for v in trees.leaves(tree) if isinstance(v, Tensor)]
+    norms = [torch.linalg.vector_norm(v if v.is_floating_point() else v.double()) for v in tensors]
+    return math.hypot(*map(float, norms))
