@@ -67,6 +67,8 @@ class Asked:
     def note(self, kind: str, name: str, round: int, ids: Sequence[int], no: int) -> None:
         """A request that is answered; older rounds are forgotten."""
         rounds = self._rounds.setdefault(kind, {})
+        if rounds.get(round, [("", -1, [])])[-1][1] == no:
+            return
         asked = [entry for entry in rounds.get(round, []) if entry[1] != no]
         rounds[round] = [*asked, (name, no, list(ids))]
         self._rounds[kind] = {r: rounds[r] for r in sorted(rounds)[-ROUNDS_KEPT:]}

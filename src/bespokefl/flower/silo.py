@@ -166,9 +166,10 @@ class Silo:
         shop, header = self._workshop(request.header), request.header
         order, versions = self._order(shop, request, upload=True)
         mean, write, name = header.get("mean"), header.get("write") is True, str(header["program"])
-        asked = {k: header.get(k) for k in ("run", "round", "program", "clients", "versions", "mean", "write", *KEYS)}
-        version = digest(asked, request.arrays)
-        about = name, order.round, order.clients.tolist(), digest({**asked, "write": None}, request.arrays)
+        keys = ("run", "round", "program", "clients", "versions", "mean", *KEYS)
+        number = digest({k: header.get(k) for k in keys}, request.arrays)
+        version = digest({"number": number, "write": write}, {})
+        about = name, order.round, order.clients.tolist(), number
         shop.asked.check_upload(shop.algorithm.uploads(), *about)
         if write and (known := shop.vault.answer(version)) is not None:
             shop.asked.note("run", *about)
