@@ -210,7 +210,11 @@ class RoundLoop(ABC):
 
     # rounds ------------------------------------------------------------------------------------------
     def round(self, clients: Iterable[int] | None = None, silent: Collection[int] = ()) -> RoundRecord:
-        """One round. ``clients`` overrides the sample; ``silent`` ones are asked but never answer."""
+        """One round. ``clients`` overrides the sample; ``silent`` ones are asked but never answer.
+
+        What a method takes from the number of clients in a round (PGFed's first alpha) stays that of the federation:
+        say ``clients_per_round`` there if ``clients`` are always so many.
+        """
         who = self.participation
         ids = who.of(self.rounds_done) if clients is None else who.checked(clients)
         ledger, start = Ledger(), self._clock()
