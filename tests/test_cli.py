@@ -129,7 +129,7 @@ def test_one_algorithm_with_all_its_hyper_parameters() -> None:
     assert result.exit_code == 0
     words = " ".join(result.output.split())
     assert "PGFedMo: PGFed whose auxiliary gradients" in words and "Personalize Each Client's Global Objective" in words
-    for part in ("beta 0.5 beta: momentum of the auxiliary gradient", "momentum 0.0", "batch_size 50"):
+    for part in ("beta 0.5 beta: momentum of the auxiliary gradient", "momentum 0.9", "batch_size 50"):
         assert part in words
 
 

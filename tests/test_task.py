@@ -335,7 +335,7 @@ def test_sizes_of_the_head() -> None:
 
 def test_names_from_a_layer_on() -> None:
     task = Task(cnn())
-    assert [layer.kind for layer in task.layers] == ["convolution", "other", "other", "linear"]
+    assert [layer.kind for layer in task.layers] == ["convolution", "norm", "norm", "linear"]
     assert task.names_from("1") == [
         "1.weight", "1.bias", "3.weight", "3.bias", "5.weight", "5.bias", "1.running_mean", "1.running_var",
     ]  # fmt: skip
