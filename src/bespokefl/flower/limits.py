@@ -19,4 +19,3 @@ FIGURES = 20  # of a model, by name
 LARGEST_FIGURE = 1e30  # of a loss, or of what is no fraction
 WORK = 2**40  # samples that a node says it has computed on, in one exchange
 VERSIONS = 100  # of a client's state that a silo says it has
-OPEN_RUNS = 1000  # that a silo keeps folders of
