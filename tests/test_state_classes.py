@@ -95,6 +95,16 @@ def test_an_old_checkpoint_is_read_where_its_names_say_enough() -> None:
         again.restore(tensors, with_bare_names(meta))
 
 
+def test_a_checkpoint_is_read_after_a_file_of_ours_has_moved() -> None:
+    ours, again = (make(FedAvg(lr=0.1, local_epochs=1, batch_size=5)) for _ in range(2))
+    ours.run(1)
+    tensors, meta = stored(ours)
+    moved = json.loads(json.dumps(meta).replace("bespokefl.algorithms.fedavg:", "bespokefl.elsewhere.long_ago:"))
+    assert moved != meta
+    again.restore(tensors, moved)
+    assert type(again.site.states.rows()) is fedavg.Kept
+
+
 def test_a_class_that_is_not_there_or_has_changed_is_named() -> None:
     structure, tensors = pack({"a": Kept(torch.zeros(1), {}, torch.ones(1))}, "server")
     name = f"{__name__}:Kept"

@@ -9,6 +9,7 @@ from bespokefl.errors import RunError
 from bespokefl.trees import Tree
 
 Structure = Any  # JSON
+OURS = "bespokefl."  # how names of this package's modules begin
 
 
 def pack(tree: Tree, prefix: str) -> tuple[Structure, dict[str, Tensor]]:
@@ -61,8 +62,13 @@ def full_name(cls: type) -> str:
 
 
 def _class_of(name: str, values: int, classes: Mapping[str, type]) -> type:
-    """The class that a stored name means; of before there were full names, the only one that is called so."""
+    """The class that a stored name means.
+
+    Of before there were full names, it is the only one that is called so; so it is of ours whose file has moved since.
+    """
     same = [k for k, cls in classes.items() if k == name or (":" not in name and cls.__name__ == name)]
+    if not same and name.startswith(OURS):
+        same = [k for k in classes if k.startswith(OURS) and k.partition(":")[2] == name.partition(":")[2]]
     if not same:
         raise RunError(
             f"a stored state holds a {name!r}, which none of the method's files defines: its code was moved or renamed "
