@@ -15,6 +15,7 @@ from tests.test_contract import MODELS, make_data
 
 from bespokefl import assembly
 from bespokefl.algorithms import ALGORITHMS, build_algorithm
+from bespokefl.clients import Ledger, Transfer
 from bespokefl.engines import Sequential, Vectorized
 from bespokefl.errors import InputError
 from bespokefl.experiment import run_experiment
@@ -260,7 +261,8 @@ def test_noise_of_a_federation_is_not_from_a_generator_that_can_be_foretold(monk
     uploads = {"x": {k: torch.stack([v, v]) for k, v in w.items()}}
     monkeypatch.setattr(np.random, "default_rng", refused)
     monkeypatch.setattr(np.random, "Generator", refused)
-    first, second = (privacy.protected(order, uploads, np.arange(2), {})["x"] for _ in range(2))  # type: ignore[union-attr]
+    transfers = (Transfer(order, {}, Ledger()) for _ in range(2))
+    first, second = (privacy.accepted(one, uploads, np.arange(2))["x"] for one in transfers)  # type: ignore[union-attr]
     assert all(not torch.equal(first[k], second[k]) for k in w)
 
 

@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from bespokefl.layer_groups import Part, layers_of
 from bespokefl.models import build
-from bespokefl.sharpness import Part, equal_scores, largest, layers_of, lwsam, only, scores
+from bespokefl.sharpness import equal_scores, largest, lwsam, only, scores
 from bespokefl.task import Task
 from bespokefl.trees import Model, norm
 

@@ -28,10 +28,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bespokefl.clients import Postprocessor, Transfer
 from bespokefl.data.federated import FederatedData
-from bespokefl.engines.base import Result
 from bespokefl.errors import InputError, unknown_name
-from bespokefl.program import Order, Rows
+from bespokefl.program import Order, Result, Rows
 from bespokefl.rng import stream
 from bespokefl.trees import Model, Tree
 
@@ -88,7 +88,7 @@ class Attack:
         return flip_labels(data, malicious) if self.kind == "labels" else data
 
 
-class Attacker:
+class Attacker(Postprocessor):
     """An attack in a federation: replaces uploads between the clients and the server.
 
     Args:
@@ -112,17 +112,15 @@ class Attacker:
         self.attack, self.malicious, self.seed = attack, malicious, seed
         self._sends, self._trained, self._honest = sends, frozenset(trained), frozenset(honest)
 
-    def received(self, order: Order, result: Result, held: Mapping[str, Tree], exchange: int) -> dict[str, Tree]:
-        """The uploads with those of malicious clients replaced.
-
-        ``held`` has what models started from and was not sent in this exchange, a row per client of the federation.
-        """
+    def sent(self, transfer: Transfer, result: Result) -> dict[str, Tree]:
+        """The uploads with those of malicious clients replaced."""
+        order, held, ledger = transfer
         clients = order.clients[result.positions]
         rows = np.flatnonzero(np.isin(clients, self.malicious))
         self._refuse_unknown(result.uploads)
         if not len(rows):
             return result.uploads
-        draws = [stream(self.seed, "attack", order.round, int(c), exchange) for c in clients[rows]]
+        draws = [stream(self.seed, "attack", order.round, int(c), ledger.exchanges) for c in clients[rows]]
         uploads = dict(result.uploads)
         for name, start in self._sends.items():
             if name in uploads:

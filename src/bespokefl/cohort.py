@@ -1,7 +1,6 @@
 """The clients of a round as the server sees them: programs go out, stacked uploads of those that answered come back."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -10,28 +9,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bespokefl import trees
-from bespokefl.divergence import NOT_FINITE, REMEDY
-from bespokefl.engines.base import Result
-from bespokefl.errors import Diverged, InputError, RunError
-from bespokefl.program import Order, Program, Rows
-from bespokefl.site import Site
+from bespokefl.clients import NOT_FINITE, Ledger, Site, Transfer
+from bespokefl.errors import REMEDY, Diverged, RunError
+from bespokefl.program import Order, Program, Result, Rows
+from bespokefl.task import Task
 from bespokefl.trees import Tree
 
 BYTES_PER_SCALAR = 4  # traffic is counted as float32, whatever the precision of the simulation
-
-
-@dataclass
-class Ledger:
-    """What happened in a round: traffic, padding, and who dropped out why."""
-
-    bytes_down: int = 0
-    bytes_up: int = 0
-    samples_computed: int = 0
-    samples_useful: int = 0
-    exchanges: int = 0
-    releases: int = 0  # means of uploads that noise was added to
-    failed: dict[int, str] = field(default_factory=dict)
-    cut: dict[int, str] = field(default_factory=dict)  # whose weight was cut, and how
 
 
 class Cohort:
@@ -52,6 +36,20 @@ class Cohort:
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    @property
+    def task(self) -> Task:
+        """The model and its loss."""
+        return self.site.task
+
+    @property
+    def seed(self) -> int:
+        """That of the run, for the method's own random streams."""
+        return self.site.seed
+
+    def samples(self, clients: Sequence[int]) -> tuple[Tensor, Tensor, list[int]]:
+        """All training samples of some clients and how many are whose, for a study in which they are at hand."""
+        return self.site.samples(clients)
 
     @property
     def n(self) -> Tensor:
@@ -96,9 +94,9 @@ class Cohort:
             asked = asked[[int(c) not in self.silent for c in self.ids]]
             order = order.select(asked)
         result = self.site.run(order) if len(asked) else Result(asked, {}, {}, {})
-        if self.site.attacker is not None:
-            changed = self.site.attacker.received(order, result, held or {}, self.ledger.exchanges)
-            result = result._replace(uploads=changed)
+        transfer = Transfer(order, held or {}, self.ledger)
+        for one in self.site.postprocessors:
+            result = result._replace(uploads=one.sent(transfer, result))
         self.ledger.exchanges += 1
         good = self._usable(result, order.clients)
         rows = asked[result.positions][good]
@@ -106,12 +104,8 @@ class Cohort:
         self._count(result, shared, own, uploads)
         if not len(rows):
             raise self._nobody_left() from next(iter(result.failed.values()), None)
-        if self.site.privacy is not None and trees.leaves(uploads):
-            if self.ledger.releases:
-                raise InputError("privacy.clip: the method averages uploads more than once in a round")
-            self.ledger.releases += 1
-            places = result.positions[good]
-            uploads = self.site.privacy.protected(order, uploads, places, held or {})
+        for one in self.site.postprocessors:
+            uploads = one.accepted(transfer, uploads, result.positions[good])
         if write:
             states = _choose(result.states, good, len(result.positions))
             self.site.keep(self.ids[rows], states, uploads if groups is None else {})

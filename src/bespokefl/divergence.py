@@ -6,8 +6,6 @@ import numpy as np
 
 from bespokefl.scoring import Evaluation
 
-REMEDY = "a smaller train.lr is the usual remedy"
-NOT_FINITE = "answered with values that are not finite"
 LOST = 1000.0  # times the cross-entropy of guessing: no model that learns comes near it
 
 

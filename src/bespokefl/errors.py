@@ -26,6 +26,9 @@ class Diverged(EndedEarly):
     """The models of a run are lost (exit code 3): its settings do not suit it."""
 
 
+REMEDY = "a smaller train.lr is the usual remedy"  # of a run that diverged
+
+
 def in_short(error: BaseException) -> str:
     """What went wrong, for a line of the terminal; the trace has the rest."""
     from torch import OutOfMemoryError  # slow: only here, where it is loaded anyway

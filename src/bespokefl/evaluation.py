@@ -7,11 +7,12 @@ import numpy as np
 from torch import Tensor
 
 from bespokefl.data.federated import FederatedData
-from bespokefl.engines.base import Resident, Result
+from bespokefl.engines.base import Resident
 from bespokefl.fit import check_fit
-from bespokefl.program import Program, Rows
+from bespokefl.model_programs import Outputs
+from bespokefl.program import Program, Result, Rows
 from bespokefl.sample_metrics import Judged, judge
-from bespokefl.scoring import Answers, Evaluation, Outputs, scored
+from bespokefl.scoring import Answers, Evaluation, scored
 from bespokefl.task import Task
 from bespokefl.trees import Tree
 

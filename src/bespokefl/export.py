@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from bespokefl import assembly
 from bespokefl.algorithms import Algorithm
 from bespokefl.errors import InputError, RunError
+from bespokefl.model_programs import Outputs, network_outputs
 from bespokefl.restored import RestoredRun, restored_run
 from bespokefl.results.model_file import write_model
 from bespokefl.run import model_note
-from bespokefl.scoring import Outputs, network_outputs
 from bespokefl.task import Batch, Task
 from bespokefl.trees import Model
 

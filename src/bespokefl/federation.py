@@ -15,14 +15,15 @@ from bespokefl.attacks import Attack
 from bespokefl.cohort import Cohort
 from bespokefl.data.federated import FederatedData
 from bespokefl.engines import Engine, build_engine
-from bespokefl.engines.base import Resident, Result
+from bespokefl.engines.base import Resident
 from bespokefl.errors import InputError
 from bespokefl.evaluation import Scorer, joined, of_all
+from bespokefl.model_programs import network_outputs
 from bespokefl.participation import Schedule
 from bespokefl.privacy import PrivacySettings
-from bespokefl.program import Call, Order, Rows
+from bespokefl.program import Call, Order, Result, Rows
 from bespokefl.rounds import History, RoundLoop, RoundRecord
-from bespokefl.scoring import Evaluation, network_outputs
+from bespokefl.scoring import Evaluation
 from bespokefl.sent import LastSent
 from bespokefl.serial import pack, unpack
 from bespokefl.site import LocalSite
@@ -89,7 +90,7 @@ class Federation(RoundLoop):
             attack=attack,
             privacy=privacy,
         )
-        resident = Resident(data, self.engine.device, task.dtype)
+        resident = Resident(data.x, data.y, self.engine.device, task.dtype)
         self._scorer = Scorer(task, data, resident)
         states = ClientStates(self._start(initial)[1])
         self.site = LocalSite(
@@ -100,8 +101,7 @@ class Federation(RoundLoop):
             self.engine,
             states,
             seed,
-            self._attacker(),
-            self.privacy,
+            self._postprocessors(),
             LastSent(algorithm.sends) if keep_sent else None,
         )
 

@@ -23,8 +23,9 @@ from bespokefl.errors import InputError, RunError
 from bespokefl.evaluation import batch_size, evaluation
 from bespokefl.federation import Federation
 from bespokefl.fit import check_fit
+from bespokefl.model_programs import Outputs, network_outputs
 from bespokefl.program import Batches, Down, Phase, Program, Rows
-from bespokefl.scoring import Evaluation, Outputs, network_outputs, scored
+from bespokefl.scoring import Evaluation, scored
 from bespokefl.task import Task
 from bespokefl.trees import Model, Tree
 
@@ -180,7 +181,7 @@ class _Group:
     ) -> None:
         self._federation, self._ids, self._joiner, self._outputs = federation, ids, joiner, outputs
         self._y, self._batch = data.y, batch_size(data)
-        self._data = Resident(data, federation.engine.device, federation.task.dtype)
+        self._data = Resident(data.x, data.y, federation.engine.device, federation.task.dtype)
         check_fit(federation.task, data, self._data)
         self._splits: Any = {split: dict(zip(ids.tolist(), rows, strict=True)) for split, rows in data.splits.items()}
         self._own = _model_program(joiner.model)

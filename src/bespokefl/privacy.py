@@ -25,8 +25,9 @@ import torch
 from torch import Tensor
 
 from bespokefl.attacks import start_of
+from bespokefl.clients import Postprocessor, Transfer
 from bespokefl.errors import InputError
-from bespokefl.program import Order, Rows
+from bespokefl.program import Rows
 from bespokefl.rng import stream
 from bespokefl.secret import normal_numbers
 from bespokefl.task import Task
@@ -45,7 +46,7 @@ class PrivacySettings(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Privacy:
+class Privacy(Postprocessor):
     """The mechanism of a federation.
 
     Args:
@@ -68,14 +69,18 @@ class Privacy:
     seed: int | None
     hidden: bool = False
 
-    def protected(
-        self, order: Order, uploads: Mapping[str, Tree], places: Rows, held: Mapping[str, Tree]
-    ) -> dict[str, Tree]:
+    def accepted(self, transfer: Transfer, uploads: dict[str, Tree], places: Rows) -> dict[str, Tree]:
         """The uploads of the clients at these places of the order, clipped, with noise in their mean.
 
         All the noise is in the first row: of the rows nothing but the mean with equal weights is ever used, in which it
         has the standard deviation z C over the number of rows.
         """
+        if not leaves(uploads):
+            return uploads
+        if transfer.ledger.releases:
+            raise InputError("privacy.clip: the method averages uploads more than once in a round")
+        transfer.ledger.releases += 1
+        order, held, _ = transfer
         if unknown := sorted(set(uploads) - set(self.sends)):
             raise InputError(f"privacy.clip: the method uploads {', '.join(unknown)}, and does not say what that is")
         starts = {

@@ -101,6 +101,19 @@ class Order:
         return replace(self, clients=self.clients[positions], per_client=own)
 
 
+class Result(NamedTuple):
+    """Uploads and new states of the clients that finished, a row each, in the order of ``positions``."""
+
+    positions: Rows  # into the job's clients, ascending
+    uploads: dict[str, Tree]
+    states: Tree
+    failed: dict[int, BaseException]  # by client id
+    computed: int = 0  # samples that went through the model, padding included
+    useful: int = 0
+    groups: Rows | None = None  # the row of the uploads that holds each client's, as part of a mean; None: its own
+    traffic: tuple[int, int] | None = None  # bytes down and up, where they were measured
+
+
 def plan_phases(
     program: Program, splits: Mapping[str, Any], clients: Rows, seed: int, round: int
 ) -> list[list[list[Rows]]]:

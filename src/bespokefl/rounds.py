@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from bespokefl.algorithms.base import Algorithm, Setup
 from bespokefl.attacks import Attack, Attacker
-from bespokefl.cohort import Cohort, Ledger
+from bespokefl.clients import Ledger, Postprocessor, Site
+from bespokefl.cohort import Cohort
 from bespokefl.data.dataset import IntArray
 from bespokefl.errors import InputError
 from bespokefl.metrics import summarise
@@ -20,7 +21,6 @@ from bespokefl.participation import Participation, Schedule
 from bespokefl.privacy import Privacy, PrivacySettings, check_private
 from bespokefl.program import Call, Rows
 from bespokefl.scoring import Evaluation
-from bespokefl.site import Site
 from bespokefl.task import Task
 from bespokefl.trees import Model, Tree
 
@@ -313,11 +313,15 @@ class RoundLoop(ABC):
             raise InputError(f"initial has the tensors {seen}; the model's are {wanted}")
         return {k: given[k].detach().to(v) for k, v in mine.items()}
 
-    def _attacker(self) -> Attacker | None:
-        if not self.attack.replaces_uploads:
-            return None
-        sends, names, honest = self.algorithm.sends, self.task.names, self.task.buffer_names
-        return Attacker(self.attack, self.malicious, sends, names, honest, self.seed)
+    def _postprocessors(self) -> list[Postprocessor]:
+        """What happens to uploads, in this order."""
+        chain: list[Postprocessor] = []
+        if self.attack.replaces_uploads:
+            sends, names, honest = self.algorithm.sends, self.task.names, self.task.buffer_names
+            chain.append(Attacker(self.attack, self.malicious, sends, names, honest, self.seed))
+        if self.privacy is not None:
+            chain.append(self.privacy)
+        return chain
 
     def _clock(self) -> float:
         if self.device.type == "cuda":

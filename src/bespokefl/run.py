@@ -15,9 +15,9 @@ import torch
 
 from bespokefl import __version__, checkpoint, metrics, trees
 from bespokefl.config import CheckpointSection, Document, EvalSection, NewClientsSection, OutputSection
-from bespokefl.divergence import REMEDY, what_diverged
+from bespokefl.divergence import what_diverged
 from bespokefl.engines.peak import PeakMemory
-from bespokefl.errors import Diverged, EndedEarly
+from bespokefl.errors import REMEDY, Diverged, EndedEarly
 from bespokefl.features import feature_figures
 from bespokefl.federation import Federation
 from bespokefl.interrupts import StopRequest

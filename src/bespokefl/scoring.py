@@ -4,7 +4,7 @@ Hits and losses are summed as batches go by. What cannot be summed (an AUC, the 
 answers to all samples, which the phase then keeps in a buffer of a fixed size.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bespokefl.losses import class_logits, hit
+from bespokefl.model_programs import Outputs
 from bespokefl.program import Down, Phase, Program, ordered
 from bespokefl.task import Batch, Task
 from bespokefl.trees import Model, Tree
 
-Outputs = Callable[[Task, Model, Batch], Tensor]
 Floats = NDArray[np.float64]
 
 
@@ -125,22 +125,3 @@ class _Scoring:
     def finish(self, task: Task, down: Down, c: Tally) -> tuple[dict[str, Tree], Tree]:
         found: dict[str, Tree] = {"hits": c.hits, "loss": c.loss, "n": c.n}
         return (found if self.answers is None else found | {"answers": c.answers["buffer"]}), {}
-
-
-def network_outputs(task: Task, model: Model, batch: Batch) -> Tensor:
-    """What the network itself answers."""
-    return task.apply(model, batch)[0]
-
-
-def hand_over(task: Task, down: Down, model: Model) -> tuple[dict[str, Tree], Tree]:
-    """The finish of a program whose carry is the model itself."""
-    return {"model": model}, {}
-
-
-def received(task: Task, down: Down, state: Tree) -> Model:
-    """The begin of a program whose model is the download ``w``."""
-    w: Model = down.w
-    return w
-
-
-GLOBAL_MODEL = Program(received, (), hand_over)

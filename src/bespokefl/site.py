@@ -1,52 +1,19 @@
-"""Where clients' programs run: what a cohort asks of such a place, and the place that is this process."""
+"""The clients whose data are in this process."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
+import torch
 from torch import Tensor
 
-from bespokefl.attacks import Attacker
-from bespokefl.engines.base import Engine, Job, Resident, Result, Splits
-from bespokefl.privacy import Privacy
-from bespokefl.program import Order, Rows
+from bespokefl.clients import Postprocessor
+from bespokefl.engines.base import Engine, Job, Resident, Splits
+from bespokefl.program import Order, Result, Rows
 from bespokefl.sent import LastSent
 from bespokefl.states import ClientStates
 from bespokefl.task import Task
 from bespokefl.trees import Tree
-
-
-class Site(Protocol):
-    """All that a cohort needs beside its ids."""
-
-    @property
-    def task(self) -> Task: ...
-
-    @property
-    def train_sizes(self) -> Rows:
-        """n_i of every client of the federation."""
-        ...
-
-    @property
-    def seed(self) -> int: ...
-
-    @property
-    def attacker(self) -> Attacker | None: ...
-
-    @property
-    def privacy(self) -> Privacy | None: ...
-
-    def fair(self, clients: Rows, p: Tensor) -> tuple[Tensor, dict[int, str]]:
-        """The clients' weights as they may count, and by client what was cut of them."""
-        ...
-
-    def run(self, order: Order) -> Result:
-        """Runs a program on its clients' newest states, and writes nothing."""
-        ...
-
-    def keep(self, clients: Rows, states: Tree, uploads: Mapping[str, Tree]) -> None:
-        """Takes rows of a result's states for the newest of these clients; ``uploads`` are what each of them sent."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -60,12 +27,16 @@ class LocalSite:
     engine: Engine
     states: ClientStates
     seed: int
-    attacker: Attacker | None = None
-    privacy: Privacy | None = None
+    postprocessors: Sequence[Postprocessor] = ()
     sent: LastSent | None = None  # where models before aggregation are scored, too
 
     def fair(self, clients: Rows, p: Tensor) -> tuple[Tensor, dict[int, str]]:
         return p, {}
+
+    def samples(self, clients: Sequence[int]) -> tuple[Tensor, Tensor, list[int]]:
+        rows = [self.splits["train"][int(client)] for client in clients]
+        index = torch.cat([torch.as_tensor(r, device=self.engine.device) for r in rows])
+        return *self.data.gather(index), [len(r) for r in rows]
 
     def run(self, order: Order) -> Result:
         return self.engine.run(self.job(order))

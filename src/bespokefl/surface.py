@@ -20,10 +20,10 @@ from bespokefl import trees
 from bespokefl.engines.base import numerics
 from bespokefl.evaluation import batch_size
 from bespokefl.federation import Federation
+from bespokefl.model_programs import Outputs, network_outputs
 from bespokefl.program import Rows
 from bespokefl.results.surfaces import Surface
 from bespokefl.rng import stream
-from bespokefl.scoring import Outputs, network_outputs
 from bespokefl.task import Batch, Task
 from bespokefl.trees import Model
 

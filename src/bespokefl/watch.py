@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from bespokefl.divergence import NOT_FINITE, REMEDY
+from bespokefl.clients import NOT_FINITE
+from bespokefl.errors import REMEDY
 
 COLLAPSE = 0.2  # of accuracy lost since the best round
 HALF = 0.5

@@ -31,8 +31,8 @@ from bespokefl.algorithms.plgu_lf import PLGULF
 from bespokefl.data import FederatedData, load
 from bespokefl.errors import InputError
 from bespokefl.federation import Federation
+from bespokefl.layer_groups import layers_of
 from bespokefl.models import build
-from bespokefl.sharpness import layers_of
 from bespokefl.task import Batch, Task
 
 Array = NDArray[np.float64]

@@ -15,9 +15,9 @@ from bespokefl.assembly import make_module
 from bespokefl.config_file import parse_experiment
 from bespokefl.data import FederatedData
 from bespokefl.errors import InputError
+from bespokefl.layer_groups import layers_of
 from bespokefl.models import MODELS, build
 from bespokefl.models.nfresnet import RELU_GAIN, NormFreeBlock, StandardisedConv2d
-from bespokefl.sharpness import layers_of
 from bespokefl.task import Batch, Task
 
 DEEP = ["resnet18", "resnet50", "wrn28-10", "nfresnet18", "densenet121"]

@@ -26,9 +26,9 @@ from bespokefl.algorithms.base import Newcomer, OneModel
 from bespokefl.algorithms.exchange import MODEL, Exchange
 from bespokefl.algorithms.hyper import hyper
 from bespokefl.cohort import Cohort
+from bespokefl.model_programs import hand_over
 from bespokefl.program import Call, Down, Phase, Program
 from bespokefl.proximal import part_way
-from bespokefl.scoring import hand_over
 from bespokefl.task import Batch, Task
 from bespokefl.trees import Model, Tree, dot, scale, sub, zeros
 

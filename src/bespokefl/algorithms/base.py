@@ -14,9 +14,9 @@ from bespokefl.algorithms.exchange import Exchange
 from bespokefl.algorithms.hyper import checked, hyper
 from bespokefl.cohort import Cohort
 from bespokefl.errors import InputError
+from bespokefl.model_programs import GLOBAL_MODEL, hand_over, network_outputs
 from bespokefl.optim import SGD, Adam, Buffers, Optimizer
 from bespokefl.program import Batches, Call, Down, Phase, Program, shuffled
-from bespokefl.scoring import GLOBAL_MODEL, hand_over, network_outputs
 from bespokefl.serial import full_name
 from bespokefl.task import Batch, Pass, Task
 from bespokefl.trees import Model, Tree, zeros

@@ -73,7 +73,7 @@ class FedAMP(Algorithm):
         return Training(x0, self.momentum_to_keep(self.opt.init(task.params(x0))))
 
     def round(self, server: Tree, cohort: Cohort) -> Tree:
-        w, task = server["w"], cohort.site.task
+        w, task = server["w"], cohort.task
         up = cohort.run(self.train, per_client={"u": combine(self.attention(task, w, cohort.ids), w)})
         i = torch.as_tensor(up.ids, device=w[task.names[0]].device)
         return {"w": tree_map(lambda old, new: old.index_copy(0, i, new), w, up.w)}

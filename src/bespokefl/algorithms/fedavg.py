@@ -23,8 +23,8 @@ from bespokefl.algorithms.base import Newcomer, OneModel, Training
 from bespokefl.algorithms.exchange import MODEL, Exchange
 from bespokefl.algorithms.hyper import hyper
 from bespokefl.cohort import Cohort
+from bespokefl.model_programs import hand_over
 from bespokefl.program import Batches, Call, Down, Phase, Program
-from bespokefl.scoring import hand_over
 from bespokefl.task import Batch, Pass, Task
 from bespokefl.trees import Model, Tree, where
 

@@ -127,7 +127,7 @@ class FedFomo(Algorithm):
         epsilon = self.explore * self.explore_decay**t
         picked = []
         for i in cohort.ids:
-            draw = stream(cohort.site.seed, "explore", t, i)
+            draw = stream(cohort.seed, "explore", t, i)
             others = draw.permutation(np.flatnonzero(usable & (np.arange(len(sent)) != i)))
             if draw.random() >= epsilon:
                 others = others[np.argsort(-P[i, others], kind="stable")]

@@ -75,7 +75,7 @@ class FedFV(LocalSGD):
         return {"w": x0, "last": Last(nobody, [], [])}
 
     def round(self, server: Tree, cohort: Cohort) -> Tree:
-        w, task, t = server["w"], cohort.site.task, cohort.round
+        w, task, t = server["w"], cohort.task, cohort.round
         up = cohort.run(self.train, shared={"w": w})
         p = up.weights(self.weights)
         g = sub(task.params(w), task.params(up.x))

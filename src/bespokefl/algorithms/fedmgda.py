@@ -47,7 +47,7 @@ class FedMGDAPlus(LocalSGD):
     )
 
     def round(self, server: Tree, cohort: Cohort) -> Tree:
-        w, task = server["w"], cohort.site.task
+        w, task = server["w"], cohort.task
         up = cohort.run(self.train, shared={"w": w})
         p = up.weights(self.weights)
         d = self.direction(sub(task.params(w), task.params(up.x)), p.numpy())

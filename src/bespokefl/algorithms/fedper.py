@@ -21,9 +21,9 @@ from bespokefl.algorithms.exchange import BODY, Exchange
 from bespokefl.algorithms.hyper import hyper
 from bespokefl.cohort import Cohort
 from bespokefl.errors import InputError
+from bespokefl.layer_groups import layers_of
+from bespokefl.model_programs import hand_over
 from bespokefl.program import Batches, Call, Down, Phase, Program, shuffled
-from bespokefl.scoring import hand_over
-from bespokefl.sharpness import layers_of
 from bespokefl.task import Batch, Pass, Task
 from bespokefl.trees import Model, Tree, drop, pick
 

@@ -40,8 +40,8 @@ from bespokefl.algorithms.hyper import hyper
 from bespokefl.cohort import Cohort, Uploads
 from bespokefl.descent import Columns, Direction, columns_of, common_direction
 from bespokefl.errors import InputError, RunError
+from bespokefl.model_programs import hand_over
 from bespokefl.program import Call, Down, Phase, Program, ordered
-from bespokefl.scoring import hand_over
 from bespokefl.solvers import Floats, nearest_directions
 from bespokefl.sparing import HALVINGS, score_all, spare_others
 from bespokefl.task import Batch, Task

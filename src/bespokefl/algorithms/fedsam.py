@@ -16,9 +16,10 @@ from typing import ClassVar, Literal
 from bespokefl.algorithms.fedavg import FedAvg
 from bespokefl.algorithms.hyper import hyper
 from bespokefl.cohort import Cohort
+from bespokefl.layer_groups import layers_of
 from bespokefl.program import Down
 from bespokefl.proximal import server_step
-from bespokefl.sharpness import equal_scores, layers_of, lwsam
+from bespokefl.sharpness import equal_scores, lwsam
 from bespokefl.task import Batch, Pass, Task
 from bespokefl.trees import Model, Tree, shift
 
@@ -36,7 +37,7 @@ class FedSAM(FedAvg):
     def round(self, server: Tree, cohort: Cohort) -> Tree:
         up = cohort.run(self.train, shared={"w": server["w"]})
         average = self.average(up.x, server["w"], up.weights(self.weights))
-        return {"w": server_step(cohort.site.task, server["w"], self.eta_g, average)}
+        return {"w": server_step(cohort.task, server["w"], self.eta_g, average)}
 
     # one client --------------------------------------------------------------------------------------
     def gradient(self, task: Task, down: Down, x: Model, batch: Batch) -> Pass:

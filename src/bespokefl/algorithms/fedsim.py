@@ -71,7 +71,7 @@ class FedSim(PartialSharing):
         u = server["phi"]
         up = cohort.run(self.train, shared={"phi": u})
         average: Model = self.average(up.phi, u, self.shares(up.cohort))
-        params = self.shared_params(cohort.site.task)
+        params = self.shared_params(cohort.task)
         return {"phi": average | {k: (1 - self.eta_g) * u[k] + self.eta_g * average[k] for k in params}}
 
     def shares(self, cohort: Cohort) -> Tensor:

@@ -83,7 +83,7 @@ class L2SGD(ModelAveraging):
     def stretches(self, cohort: Cohort) -> list[Stretch]:
         if self.form == "round":
             return [Stretch(self.epochs, heads=1)]
-        coins = stream(cohort.site.seed, "coin", cohort.round).random(self.flips) < self.p
+        coins = stream(cohort.seed, "coin", cohort.round).random(self.flips) < self.p
         # Each exchange of a round would begin the stream of batches anew: every stretch has one of its own.
         return [Stretch(self.coin_batches(j, tails), heads) for j, (tails, heads) in enumerate(runs(coins.tolist()))]
 

@@ -29,9 +29,9 @@ from bespokefl.algorithms.base import Newcomer, OneModel, Training
 from bespokefl.algorithms.exchange import MODEL, Exchange
 from bespokefl.algorithms.hyper import hyper
 from bespokefl.cohort import Cohort
+from bespokefl.model_programs import hand_over, received
 from bespokefl.optim import SGD
 from bespokefl.program import Batches, Call, Down, Phase, Program, shuffled
-from bespokefl.scoring import hand_over, received
 from bespokefl.task import Batch, Task
 from bespokefl.trees import Model, Tree, axpy, scale, shift, sub
 

@@ -126,7 +126,7 @@ class HyperNetworked(Algorithm):
         return self._kept(task, x0, self.opt.init(task.params(x0)))
 
     def personal_model(self, server: Server, cohort: Cohort) -> Call:
-        H = self.hypernetwork(cohort.site.task, len(server.v))
+        H = self.hypernetwork(cohort.task, len(server.v))
         w = generate(H, server.phi, server.v[self.embedded(cohort, server)])
         return Call(self.own_model, {"rest": server.rest}, {"w": w})
 
@@ -239,7 +239,7 @@ class PFedHN(HyperNetworked):
     )
 
     def round(self, server: Server, cohort: Cohort) -> Server:
-        H = self.hypernetwork(cohort.site.task, len(server.v))
+        H = self.hypernetwork(cohort.task, len(server.v))
         visits = [cohort] if self.server_step == "cohort" else [cohort.only([i]) for i in cohort.ids]
         answers: list[Uploads] = []
         for visited in visits:

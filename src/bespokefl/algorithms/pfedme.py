@@ -87,15 +87,13 @@ class PFedMe(ModelAveraging, OneModel):
             self.train_the_others(w, cohort)
         up = cohort.run(self.train, shared={"w": w})
         average = self.average(up.w, w, up.weights(self.weights))
-        return {"w": server_step(cohort.site.task, w, self.beta, average)}
+        return {"w": server_step(cohort.task, w, self.beta, average)}
 
     def train_the_others(self, w: Model, cohort: Cohort) -> None:
         others = np.setdiff1d(cohort.everyone().ids, cohort.ids)
         if len(others):
             with contextlib.suppress(RunError):  # if none of them can, the round is still that of the cohort
-                Cohort(cohort.site, others, cohort.round, silent=cohort.silent, ledger=cohort.ledger).run(
-                    self.train_apart, shared={"w": w}
-                )
+                cohort.only(others).run(self.train_apart, shared={"w": w})
 
     def newcomer(self, server: Tree, task: Task) -> Newcomer:
         how = "theta that starts at the global model and is pulled towards it"

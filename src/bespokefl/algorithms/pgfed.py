@@ -46,7 +46,6 @@ from bespokefl.algorithms.hyper import hyper
 from bespokefl.cohort import Cohort
 from bespokefl.errors import InputError
 from bespokefl.program import Batches, Down, Phase, Program, ordered
-from bespokefl.site import LocalSite
 from bespokefl.task import Batch, Task
 from bespokefl.trees import Model, Tree, add, axpy, combine, dot, scale, tree_map, where, zeros
 
@@ -141,7 +140,7 @@ class PGFed(ModelAveraging):
 
     def round(self, server: Server, cohort: Cohort) -> Server:
         i, j = torch.as_tensor(cohort.ids, device=server.A.device), server.ids
-        alpha, w = server.A[i][:, j], self.exchanged(cohort.site.task, server.w)
+        alpha, w = server.A[i][:, j], self.exchanged(cohort.task, server.w)
         if not len(j):
             up = cohort.run(self.first, shared={"w": w})
         elif not self.taylor:
@@ -267,11 +266,8 @@ class PGFed(ModelAveraging):
 
 def data_of(clients: Tensor, cohort: Cohort) -> dict[str, Tensor]:
     """All train samples of some clients, and the matrix that makes each client's mean of values per sample."""
-    site = cohort.site
-    assert isinstance(site, LocalSite)  # see `why_not_apart`
-    rows = [torch.as_tensor(site.splits["train"][int(k)], device=clients.device) for k in clients]
-    x, y = site.data.gather(torch.cat(rows))
-    means = (torch.full((1, len(r)), 1 / len(r), dtype=site.task.dtype, device=clients.device) for r in rows)
+    x, y, counts = cohort.samples([int(k) for k in clients])  # here; see `why_not_apart`
+    means = (torch.full((1, n), 1 / n, dtype=cohort.task.dtype, device=clients.device) for n in counts)
     return {"x": x, "y": y, "mean_of": torch.block_diag(*means)}  # type: ignore[no-untyped-call]
 
 

@@ -30,7 +30,8 @@ from bespokefl.algorithms.hyper import hyper
 from bespokefl.algorithms.pfedhn import HyperNetworked, Server
 from bespokefl.cohort import Cohort
 from bespokefl.hypernetwork import pull_phi, pull_v
-from bespokefl.sharpness import Part, lwsam, scores
+from bespokefl.layer_groups import Part
+from bespokefl.sharpness import lwsam, scores
 from bespokefl.trees import Model, add, mean, zeros
 
 
@@ -52,7 +53,7 @@ class PLGUGHN(HyperNetworked):
     n_hidden: int = hyper(2, "H has 1 + n_hidden layers before its heads", low=0)
 
     def round(self, server: Server, cohort: Cohort) -> Server:
-        H, phi = self.hypernetwork(cohort.site.task, len(server.v)), server.phi
+        H, phi = self.hypernetwork(cohort.task, len(server.v)), server.phi
         up = self.exchange(H, phi, server, cohort)
         rest = mean(up.rest, up.weights(self.weights))
         v, delta = server.v[self.embedded(up.cohort, server)], up.delta

@@ -31,8 +31,9 @@ from bespokefl.algorithms.acting import when
 from bespokefl.algorithms.exchange import BODY, ONE_BATCH, Exchange
 from bespokefl.algorithms.fedper import PartialSharing
 from bespokefl.algorithms.hyper import hyper
+from bespokefl.layer_groups import Part, layers_of
 from bespokefl.program import Down, Phase, shuffled
-from bespokefl.sharpness import Part, equal_scores, layers_of, lwsam, scores
+from bespokefl.sharpness import equal_scores, lwsam, scores
 from bespokefl.task import Batch, Task
 from bespokefl.trees import Model, Tree, drop, pick, shift
 

@@ -38,8 +38,9 @@ from bespokefl.algorithms.exchange import CHANGE, Exchange
 from bespokefl.algorithms.hyper import hyper
 from bespokefl.cohort import Cohort
 from bespokefl.errors import InputError
+from bespokefl.layer_groups import Part, layers_of
 from bespokefl.program import Down, Phase, Program
-from bespokefl.sharpness import Part, largest, layers_of, lwsam, only, scores
+from bespokefl.sharpness import largest, lwsam, only, scores
 from bespokefl.task import Batch, Task
 from bespokefl.trees import Model, Tree, add, shift, sub
 

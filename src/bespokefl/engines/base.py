@@ -3,14 +3,13 @@
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from bespokefl.data.federated import FederatedData
-from bespokefl.program import Program, Rows, plan_phases
+from bespokefl.program import Program, Result, Rows, plan_phases
 from bespokefl.rng import step_keys
 from bespokefl.task import Task
 from bespokefl.trees import Tree, tree_map
@@ -22,12 +21,12 @@ Plans = list[list[list[Rows]]]  # the batches of each client in each phase
 class Resident:
     """The federation's samples on the engine's device, gathered by row index."""
 
-    def __init__(self, data: FederatedData, device: torch.device, dtype: torch.dtype) -> None:
-        x = data.x.to(device=device, dtype=dtype) if data.x.is_floating_point() else data.x.to(device)
+    def __init__(self, x: Tensor, y: Tensor, device: torch.device, dtype: torch.dtype) -> None:
+        x = x.to(device=device, dtype=dtype) if x.is_floating_point() else x.to(device)
         self.is_image = x.ndim == 4 and x.is_floating_point()
         # Images are kept channels last: convolutions are faster so, and a gathered batch comes out that way.
         self._x = x.permute(0, 2, 3, 1).contiguous() if self.is_image else x
-        y = data.y.to(device)
+        y = y.to(device)
         self._y = y.to(dtype) if y.is_floating_point() else y  # masks stay uint8: an eighth of the memory
 
     @property
@@ -97,19 +96,6 @@ class Job:
     def keys(self, positions: Rows, phase: int, steps: int) -> Rows:
         """A key for each of the steps of some clients: their randomness inside a step."""
         return step_keys(self.seed, self.round, self.clients[positions], phase, steps)
-
-
-class Result(NamedTuple):
-    """Uploads and new states of the clients that finished, a row each, in the order of ``positions``."""
-
-    positions: Rows  # into the job's clients, ascending
-    uploads: dict[str, Tree]
-    states: Tree
-    failed: dict[int, BaseException]  # by client id
-    computed: int = 0  # samples that went through the model, padding included
-    useful: int = 0
-    groups: Rows | None = None  # the row of the uploads that holds each client's, as part of a mean; None: its own
-    traffic: tuple[int, int] | None = None  # bytes down and up, where they were measured
 
 
 class Engine(Protocol):

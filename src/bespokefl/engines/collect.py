@@ -6,8 +6,7 @@ import numpy as np
 import torch
 
 from bespokefl import trees
-from bespokefl.engines.base import Result
-from bespokefl.program import Rows
+from bespokefl.program import Result, Rows
 from bespokefl.trees import Tree
 
 

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from bespokefl import trees
-from bespokefl.engines.base import Job, Result, as_tensors, numerics, total_samples
-from bespokefl.program import Rows
+from bespokefl.engines.base import Job, as_tensors, numerics, total_samples
+from bespokefl.program import Result, Rows
 from bespokefl.task import Batch
 from bespokefl.trees import Tree
 

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from bespokefl.engines.base import Engine, Job, Plans, Resident, Result, total_samples
+from bespokefl.engines.base import Engine, Job, Plans, Resident, total_samples
 from bespokefl.engines.variants import Variant, Variants, outline
-from bespokefl.program import Rows
+from bespokefl.program import Result, Rows
 from bespokefl.trees import Tree, concat, rows, tree_map
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from bespokefl import trees
-from bespokefl.engines.base import Job, Plans, Result, numerics, total_samples
+from bespokefl.engines.base import Job, Plans, numerics, total_samples
 from bespokefl.engines.buckets import Shape, group
 from bespokefl.engines.budget import Budget
 from bespokefl.engines.collect import Collector
@@ -29,7 +29,7 @@ from bespokefl.engines.stacked import Stack
 from bespokefl.engines.steppers import Steppers
 from bespokefl.engines.variants import Variants
 from bespokefl.errors import InputError
-from bespokefl.program import Phase, Rows
+from bespokefl.program import Phase, Result, Rows
 from bespokefl.task import Task
 
 TINY_MODEL = 2**15  # parameters up to which the operations are too short for threads to share

@@ -27,7 +27,7 @@ class Expectation:
 
     def __init__(self, task: Task, initial_state: Tree, sample: FederatedData) -> None:
         self._task, self._state, self._data = task, initial_state, sample
-        self._resident = Resident(sample, torch.device("cpu"), task.dtype)
+        self._resident = Resident(sample.x, sample.y, torch.device("cpu"), task.dtype)
         self._known: dict[Any, Form] = {}
 
     def upload(self, order: Order) -> Form:

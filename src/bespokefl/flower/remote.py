@@ -76,7 +76,7 @@ class RemoteFederation(RoundLoop):
             secret=None if roster.options.cohort == "seed" else new_key(),
         )
         sample = made_up(data.input_shape, data.classes, data.target, data.inputs)
-        shape = check_fit(task, sample, Resident(sample, torch.device("cpu"), task.dtype))
+        shape = check_fit(task, sample, Resident(sample.x, sample.y, torch.device("cpu"), task.dtype))
         self._judged = judged_by(task, sample, shape)
         x0, state = self._start(initial)
         told, arrays = packed({"x0": x0})
@@ -92,8 +92,7 @@ class RemoteFederation(RoundLoop):
             Expectation(task, state, sample),
             data.silos,
             max(1.0, norm_of(x0)),
-            self._attacker(),
-            self.privacy,
+            self._postprocessors(),
         )
 
     @property

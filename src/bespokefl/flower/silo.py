@@ -28,11 +28,11 @@ from bespokefl.flower.refusal import Refused
 from bespokefl.flower.terms import SIMULATED, Limits, parse_limits, told
 from bespokefl.flower.wire import KEYS, digest, packed, unpacked
 from bespokefl.flower.workshop import Agreement, Workshop, check_samples
+from bespokefl.model_programs import network_outputs
 from bespokefl.plain import one_line
 from bespokefl.program import Order
 from bespokefl.results.files import read_json, write_atomically, write_json
 from bespokefl.results.model_file import write_model
-from bespokefl.scoring import network_outputs
 from bespokefl.trees import Tree
 
 PROTOCOL = 2  # 2: classes by their full names

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from bespokefl import trees
 from bespokefl.algorithms.base import Algorithm
-from bespokefl.attacks import Attacker
-from bespokefl.engines.base import Result
+from bespokefl.clients import Postprocessor
 from bespokefl.engines.variants import outline
 from bespokefl.errors import InputError, RunError
 from bespokefl.flower import answers
@@ -24,8 +23,7 @@ from bespokefl.flower.roster import Roster
 from bespokefl.flower.silo import UNKNOWN_RUN
 from bespokefl.flower.vault import INITIAL, LOST
 from bespokefl.flower.wire import Form, packed, unpacked
-from bespokefl.privacy import Privacy
-from bespokefl.program import Order, Rows
+from bespokefl.program import Order, Result, Rows
 from bespokefl.task import Task
 from bespokefl.trees import Tree
 
@@ -61,8 +59,7 @@ class RemoteSite:
     expectation: Expectation
     silos: Sequence[str]  # of every client: who hosts it
     smallest_norm: float  # of the initial model: what an answer's is compared with where nothing was sent
-    attacker: Attacker | None = None
-    privacy: Privacy | None = None
+    postprocessors: Sequence[Postprocessor] = ()
     versions: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))  # by client
     exchange: int = 0  # of the round
     seen: Seen = field(init=False)
@@ -104,12 +101,15 @@ class RemoteSite:
             )
         return fair, cut
 
+    def samples(self, clients: Sequence[int]) -> tuple[Tensor, Tensor, list[int]]:
+        raise RunError("the clients' samples are on their own machines, and stay there")
+
     def keep(self, clients: Rows, states: Tree, uploads: Mapping[str, Tree]) -> None:
         self.versions[torch.as_tensor(clients)] = states
 
     def mean_by(self, order: Order) -> str | None:
         """How nodes may average their clients' uploads, where the method does nothing else with them."""
-        if not order.write or self.attacker is not None or self.privacy is not None:
+        if not order.write or self.postprocessors:
             return None
         averages = self.name_of(order) in self.algorithm.averaged()
         return self.algorithm.weights if averages else None

@@ -18,7 +18,7 @@ from bespokefl import models, trees
 from bespokefl.algorithms import ALGORITHMS, Algorithm, build_algorithm
 from bespokefl.data.dataset import IntArray
 from bespokefl.engines import Engine
-from bespokefl.engines.base import Job, Resident, Result
+from bespokefl.engines.base import Job, Resident
 from bespokefl.evaluation import Scorer
 from bespokefl.flower.asked import Asked
 from bespokefl.flower.holdings import Holdings
@@ -27,7 +27,7 @@ from bespokefl.flower.terms import Limits
 from bespokefl.flower.vault import Vault
 from bespokefl.flower.wire import leaves_by_name
 from bespokefl.losses import LOSSES
-from bespokefl.program import Order, Program, Rows
+from bespokefl.program import Order, Program, Result, Rows
 from bespokefl.task import Task
 from bespokefl.trees import Model, Tree, leaves
 
@@ -86,7 +86,7 @@ class Workshop:
             raise Refused(f"samples here have the shape {place.data.input_shape}, the run's {agreed.input_shape}")
         self.data, self.reading = place
         check_samples(limits, self.data.sizes("train")[agreed.clients])
-        self._resident = Resident(self.data, engine.device, self.task.dtype)
+        self._resident = Resident(self.data.x, self.data.y, engine.device, self.task.dtype)
         self.scorer = Scorer(self.task, self.data, self._resident)
         self.x0 = self._checked_model(x0)
         with torch.device(engine.device):

@@ -1,10 +1,10 @@
 """What a tracker is told, and by which names."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from bespokefl.config import Document
 from bespokefl.progress import Line
 
 State = Literal["finished", "failed", "stopped"]
@@ -24,6 +24,19 @@ NAMES = {
 EVERY_ROUND = NAMES["seconds"]  # a figure that no round lacks
 
 
+class TrackSettings(Protocol):
+    """What [track] says."""
+
+    @property
+    def to(self) -> Sequence[str]: ...
+
+    @property
+    def mlflow_uri(self) -> str | None: ...
+
+    @property
+    def experiment(self) -> str | None: ...
+
+
 @dataclass(frozen=True)
 class TrackedRun:
     """A run as a tracker meets it."""
@@ -32,7 +45,7 @@ class TrackedRun:
     algorithm: str
     label: str
     seed: int
-    document: Document  # the resolved configuration
+    document: dict[str, Any]  # the resolved configuration
 
     @property
     def name(self) -> str:

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from bespokefl import __version__
-from bespokefl.config import TrackSection
 from bespokefl.results import files
-from bespokefl.tracking.base import EVERY_ROUND, State, TrackedRun, final_figures
+from bespokefl.tracking.base import EVERY_ROUND, State, TrackedRun, TrackSettings, final_figures
 
 DATABASE, ARTIFACTS, IDENTITY = "mlflow.db", "mlartifacts", "mlflow.json"
 SENT = (files.CONFIG, files.SUMMARY, files.CLIENTS, files.NEW_CLIENTS, files.ERROR)
@@ -21,10 +20,10 @@ STATUS = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
 LONGEST_VALUE = 500  # characters of a parameter that every store takes
 
 
-def make(section: TrackSection, out: Path) -> "MLflow":
-    place = section.mlflow_uri or os.environ.get("MLFLOW_TRACKING_URI")
+def make(settings: TrackSettings, out: Path) -> "MLflow":
+    place = settings.mlflow_uri or os.environ.get("MLFLOW_TRACKING_URI")
     out = out.absolute()
-    return MLflow(place or f"sqlite:///{out / DATABASE}", section.experiment or out.name, None if place else out)
+    return MLflow(place or f"sqlite:///{out / DATABASE}", settings.experiment or out.name, None if place else out)
 
 
 class MLflow:

@@ -3,15 +3,14 @@
 from pathlib import Path
 from typing import Any
 
-from bespokefl.config import TrackSection
 from bespokefl.tomlfile import dumps
-from bespokefl.tracking.base import State, TrackedRun, final_figures
+from bespokefl.tracking.base import State, TrackedRun, TrackSettings, final_figures
 
 FOLDER = "tensorboard"
 FLUSH_SECONDS = 10
 
 
-def make(section: TrackSection, out: Path) -> "TensorBoard":
+def make(settings: TrackSettings, out: Path) -> "TensorBoard":
     return TensorBoard()
 
 
