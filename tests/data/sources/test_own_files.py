@@ -1,5 +1,6 @@
 """Users' own files: npz archives and folders of images, written here and read back."""
 
+import re
 import zipfile
 
 import numpy as np
@@ -67,6 +68,13 @@ def test_npz_channel_axis(tmp_path, shape, read):
             {"x_train": np.zeros((2, 2)), "y_train": [0, 1, 0], "x_test": np.zeros((2, 2)), "y_test": [0]},
             r"x_train has 2 rows but y_train has shape \(3,\)",
         ),
+        ({"x": np.zeros((2, 2)), "y": [0, 1], "classes": 2}, r"npz: classes has shape \(\); allowed: a list of names"),
+        ({"x": np.zeros((2, 2)), "y": [0, 1], "domains": [["a"]]}, r"npz: domains has shape \(1, 1\); allowed: a list"),
+        (
+            {"x": np.zeros((2, 2)), "y": [0, 1], "is_test": ["train", "test"]},
+            r"npz: is_test has dtype <U5; allowed: true or false \(or 1 or 0\), one per row of x",
+        ),
+        ({"x": np.zeros((2, 2)), "y": [0, 1], "is_test": [1, 2]}, r"npz: is_test holds 2; allowed: true or false"),
     ],
 )
 def test_npz_errors(tmp_path, arrays, message):
@@ -75,8 +83,11 @@ def test_npz_errors(tmp_path, arrays, message):
 
 
 def test_npz_needs_a_readable_file(tmp_path):
-    for root in (None, str(tmp_path)):
-        with pytest.raises(InputError, match=r"data\.root to be a \.npz file"):
+    for root, seen in ((None, "not set"), (str(tmp_path), re.escape(f"{str(tmp_path)!r}, a folder"))):
+        told = (
+            rf"^data\.source = 'npz': data\.root is {seen}; it must be the \.npz file\. Place at data\.root: one \.npz"
+        )
+        with pytest.raises(InputError, match=told):
             load_dataset("npz", root)
     whole = save(tmp_path, x=np.zeros((9, 9)), y=np.zeros(9, int))
     np.save(tmp_path / "single.npy", np.zeros(3))

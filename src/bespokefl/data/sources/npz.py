@@ -96,7 +96,7 @@ def dataset_of(
     labels = [_labels(arrays[key], f"{path}: {key}") for key in keys[1::2]]
     inputs = [as_inputs(arrays[key], f"{path}: {key}", said) for key in keys[::2]]
     if "classes" in arrays:
-        classes = _strings(arrays["classes"])
+        classes = _strings(arrays["classes"], f"{path}: classes")
     elif classes is None:
         _check_few(labels, path)
         classes = tuple(str(label) for label in range(1 + max(int(y.max(initial=0)) for y in labels)))
@@ -105,10 +105,10 @@ def dataset_of(
         return replace(train_test(name, np.concatenate(inputs), labels[0], labels[1], classes), inputs=said)
     domain = _whole_numbers(arrays["domain"], f"{path}: domain") if "domain" in arrays else None
     if "domains" in arrays:
-        domains = _strings(arrays["domains"])
+        domains = _strings(arrays["domains"], f"{path}: domains")
     else:
         domains = () if domain is None else tuple(str(d) for d in range(1 + int(domain.max(initial=0))))
-    is_test = arrays["is_test"].astype(np.bool_) if "is_test" in arrays else None
+    is_test = _truths(arrays["is_test"], f"{path}: is_test") if "is_test" in arrays else None
     return Dataset(name, inputs[0], labels[0], classes, is_test, domain, domains, said)
 
 
@@ -153,15 +153,26 @@ def _labels(values: npt.NDArray[Any], where: str) -> npt.NDArray[Any]:
     return whole.astype(np.uint8)
 
 
-def _strings(values: npt.NDArray[Any]) -> tuple[str, ...]:
+def _truths(values: npt.NDArray[Any], where: str) -> npt.NDArray[np.bool_]:
+    """Words are no truths: of "train" and "test" both would count as true."""
+    allowed = "allowed: true or false (or 1 or 0), one per row of x."
+    if values.dtype.kind not in "biuf":
+        raise InputError(f"{where} has dtype {values.dtype}; {allowed}")
+    if (strange := values[(values != 0) & (values != 1)]).size:
+        raise InputError(f"{where} holds {strange.flat[0]}; {allowed}")
+    return values.astype(np.bool_)
+
+
+def _strings(values: npt.NDArray[Any], where: str) -> tuple[str, ...]:
+    if values.ndim != 1:
+        raise InputError(f"{where} has shape {values.shape}; allowed: a list of names, one for each.")
     return tuple(str(value) for value in values.tolist())
 
 
 def _load_npz(root: Path | None, options: NpzOptions) -> Dataset:
     if root is None or not root.is_file():
-        raise FilesMissing(
-            f"data.source = 'npz' needs data.root to be a .npz file, not {str(root) if root else 'unset'}."
-        )
+        seen = "not set" if root is None else f"{str(root)!r}, a folder"
+        raise FilesMissing(f"data.root is {seen}; it must be the .npz file")
     return dataset_of(root.stem, root, said=options.inputs, max_gb=options.max_gb)
 
 
