@@ -136,7 +136,9 @@ def test_one_algorithm_with_all_its_hyper_parameters() -> None:
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [
-        (["run", "missing.toml"], ["missing.toml cannot be read"]),
+        (["run", "missing.toml"], ["missing.toml cannot be read (No such file or directory); give the path"]),
+        (["run", "--set", 'algorithms=["fedavgg"]'], ["algorithm.name = 'fedavgg'", "(from the command line)"]),
+        (["run", "--set", 'algorithms=[{name="pgfed",mu=-1}]'], ["algorithm.mu = -1", "(from the command line)"]),
         (["run", "--set", "train.rounds"], ["key=value"]),
         (["run", "--set", "train.rounds=ten"], ["train.rounds = 'ten'", "command line"]),
         (["run", "--engine", "steam"], ["engine.name = 'steam'", "vectorized"]),
@@ -169,6 +171,18 @@ def test_exit_code_2(arguments: list[str], parts: list[str]) -> None:
     for part in parts:
         assert part in result.output
     assert result.exception is None or isinstance(result.exception, SystemExit)
+
+
+@pytest.mark.parametrize(
+    ("command", "part"),
+    [
+        ("run", "without one, a demonstration"),
+        ("reproduce", "`bespoke list experiments`"),
+        ("list", "algorithms, datasets, models, partitions or experiments"),
+    ],
+)
+def test_help_says_what_to_name(command: str, part: str) -> None:
+    assert part in " ".join(bespoke(command, "--help").output.split())
 
 
 @pytest.mark.parametrize(

@@ -251,7 +251,8 @@ class Origin:
         return None
 
     def _place_of(self, key: str) -> str | None:
-        if key in self.from_command:
+        entry = "algorithms" if key.startswith("algorithms.") else key  # a new list has nothing of the file's
+        if {key, entry} & self.from_command:
             return "from the command line"
         return f"{self.file}, line {self.lines[key]}" if key in self.lines else None
 

@@ -56,7 +56,8 @@ def _read(path: Path, settings: Sequence[Setting]) -> tuple[Document, Sequence[S
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} cannot be read ({error}); give the path of an experiment's TOML file.") from None
+        why = (isinstance(error, OSError) and error.strerror) or error
+        raise InputError(f"{path} cannot be read ({why}); give the path of an experiment's TOML file.") from None
     try:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

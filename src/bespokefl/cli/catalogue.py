@@ -16,7 +16,7 @@ def list_(
     name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="One of them, with all it can be told.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
 ) -> None:
-    """List what there is to choose from."""
+    """List what there is of a kind: algorithms, datasets, models, partitions or experiments."""
     from bespokefl.catalogue import listing
 
     entries = listing(kind, name)

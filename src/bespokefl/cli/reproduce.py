@@ -44,11 +44,11 @@ def reproduce(
     engine: EngineName = None,
     device: Device = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Said or not: what --out holds of the same configuration is not run again.")
+        bool, typer.Option("--resume", help="Always: what --out holds of the same configuration is not run again.")
     ] = True,
     seed: SeedOption = None,
 ) -> None:
-    """Run an experiment of a paper, and print ours beside the paper's numbers."""
+    """Run an experiment that `bespoke list experiments` names, and print ours beside the paper's numbers."""
     from bespokefl.catalogue import experiment_file
     from bespokefl.reproduce.study import Request, reproduce
     from bespokefl.reproduce.tables import print_comparison

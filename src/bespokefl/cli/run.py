@@ -39,7 +39,7 @@ def run(
     seed: SeedOption = None,
     track: Track = None,
 ) -> None:
-    """Run the algorithms of an experiment, and compare them."""
+    """Run the algorithms of an experiment's file (without one, a demonstration), and compare them."""
     from bespokefl.config_file import read_parts
 
     path = experiment or DEMO
