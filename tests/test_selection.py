@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from bespokefl.errors import InputError
-from bespokefl.selection import Score, affordable, choose_rule, g_rows, s_rows
+from bespokefl.score import Score
+from bespokefl.selection import affordable, choose_rule, g_rows, s_rows
 
 
 def test_rule() -> None:

@@ -1,6 +1,6 @@
 """A personal model on new samples: `bespoke predict`, and the same from Python.
 
-The model is one that a silo keeps in its folder, or one of a simulated run's folder (output.personal = true).
+The model is one of a run's folder (output.personal = true), or one that a silo keeps.
 """
 
 from collections.abc import Sequence
@@ -25,11 +25,7 @@ from bespokefl.data.sources.images import SUFFIXES
 from bespokefl.data.sources.npz import as_inputs, read_npz
 from bespokefl.errors import InputError
 from bespokefl.export import Answers
-from bespokefl.flower.silo import PERSONAL, RUN, RUNS
-from bespokefl.flower.terms import Limits
-from bespokefl.flower.workshop import Agreement, make_algorithm, make_task
 from bespokefl.losses import class_logits
-from bespokefl.models import MODELS
 from bespokefl.results import files
 from bespokefl.trees import Model
 
@@ -126,46 +122,12 @@ class PersonalModel:
         return x
 
 
-def load_personal_model(
-    folder: Path, client: int | None = None, run: str | None = None, device: str = "cpu"
-) -> PersonalModel:
-    """Of a silo's folder (the newest of its runs, or the named one) or of a simulated run's."""
-    if (folder / files.CONFIG).is_file():
-        return _of_run(folder, client, device)
-    found = sorted(
-        (folder / RUNS).glob(f"{run or '*'}/{PERSONAL}/client-*.safetensors"), key=lambda p: p.stat().st_mtime
-    )
-    if not found:
-        names = ", ".join(sorted(path.name for path in (folder / RUNS).glob("*"))) or "none"
-        raise InputError(
-            f"{folder} holds no personal model{f' of the run {run!r}' if run else ''}: it should be a silo's folder "
-            f"after a federation (runs there: {names}), or a run's folder with output.personal = true."
-        )
-    same_run = [path for path in found if path.parent == found[-1].parent]
-    path = _chosen(same_run, client)
-    stored = files.read_json(path.parents[1] / RUN)
-    reading = stored.pop("reading")
-    limits = Limits()
-    agreed = Agreement.checked(stored, limits)
-    task, algorithm = make_task(agreed, limits).to(device), make_algorithm(agreed, limits)
-    return PersonalModel(
-        path,
-        _load(path),
-        _classifying(Answers(task, algorithm.outputs), MODELS[agreed.model["name"]].segments),
-        tuple(agreed.classes),
-        tuple(agreed.input_shape),
-        reading["normalize"],
-        reading["moments"],
-        reading["image"].get("size"),
-        reading.get("inputs"),
-    )
-
-
-def _of_run(folder: Path, client: int | None, device: str) -> PersonalModel:
+def load_personal_model(folder: Path, client: int | None = None, device: str = "cpu") -> PersonalModel:
+    """Of a run's folder with output.personal = true."""
     found = sorted((folder / files.PERSONAL).glob("client-*.safetensors"))
     if not found:
         raise InputError(f"{folder} holds no personal models; run it with output.personal = true, or `bespoke export`.")
-    path = _chosen(found, client)
+    path = chosen(found, client)
     experiment = read_experiment(folder / files.CONFIG, [("engine.device", device)])
     (choice,), (seed,) = experiment.algorithms, experiment.seeds
     data = assembly.load_data(experiment, seed)
@@ -173,8 +135,8 @@ def _of_run(folder: Path, client: int | None, device: str) -> PersonalModel:
     answers = Answers(task, assembly.make_algorithm(experiment, choice).outputs)
     return PersonalModel(
         path,
-        _load(path),
-        _classifying(answers, data.has_masks),
+        load_model(path),
+        classifying(answers, data.has_masks),
         data.classes,
         data.input_shape,
         data.record["normalize"],
@@ -184,7 +146,7 @@ def _of_run(folder: Path, client: int | None, device: str) -> PersonalModel:
     )
 
 
-def _chosen(found: list[Path], client: int | None) -> Path:
+def chosen(found: list[Path], client: int | None) -> Path:
     """The only model, or that of the named client."""
     by_client = {int(path.stem.rpartition("-")[2]): path for path in found}
     if client is None and len(by_client) == 1:
@@ -195,7 +157,7 @@ def _chosen(found: list[Path], client: int | None) -> Path:
     return by_client[client]
 
 
-def _load(path: Path) -> Model:
+def load_model(path: Path) -> Model:
     try:
         model: Model = load_file(path)
     except (OSError, SafetensorError) as error:
@@ -212,7 +174,7 @@ def _read_npy(path: Path) -> npt.NDArray[Any]:
     return array
 
 
-def _classifying(answers: Answers, masks: bool) -> Answers:
+def classifying(answers: Answers, masks: bool) -> Answers:
     if masks or not answers.task.classifies:
         raise InputError("the model answers with maps or numbers; `bespoke predict` is for those that predict a class.")
     return answers

@@ -13,6 +13,13 @@ from bespokefl.plain import printable
 
 Line = dict[str, Any]
 LINES_PER_RUN = 20  # in a log, about
+NARROWEST_LOG = 120  # columns of a table that goes to a file
+
+
+def make_console(*, stderr: bool = False) -> Console:
+    """As wide as the terminal; a log is wide enough for tables."""
+    console = Console(stderr=stderr)
+    return console if console.is_terminal else Console(stderr=stderr, width=NARROWEST_LOG)
 
 
 class Reporter(Protocol):

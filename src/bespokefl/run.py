@@ -30,8 +30,9 @@ from bespokefl.results.new_clients import let_new_clients_join
 from bespokefl.results.summary import client_columns, further_figures, main_figures, meanings, untrained
 from bespokefl.results.surfaces import write_surfaces
 from bespokefl.rounds import RoundLoop, RoundRecord
+from bespokefl.score import Score
 from bespokefl.scoring import Evaluation
-from bespokefl.selection import Score, Selection, affordable, choose_rule, crossed_rows
+from bespokefl.selection import Selection, affordable, choose_rule, crossed_rows
 from bespokefl.surface import surfaces
 from bespokefl.tomlfile import dumps
 from bespokefl.watch import Watch

@@ -3,13 +3,11 @@
 The per-client rows of the best round so far are kept, not the models: they are small, and go into every checkpoint.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from bespokefl.errors import InputError
 from bespokefl.federation import Federation
@@ -17,52 +15,14 @@ from bespokefl.program import Rows
 from bespokefl.results.evaluations import CROSSED
 from bespokefl.rng import stream
 from bespokefl.rounds import RoundLoop
+from bespokefl.score import Score
 from bespokefl.scoring import Evaluation
 
 Floats = npt.NDArray[np.float64]
 Rule = Literal["last", "val", "best_test"]
 
-FURTHER = "further/"  # before the names of further metrics in a checkpoint
-
 AFFORDABLE = {"cpu": 5e10}  # multiplications that S- and G-accuracy may cost unasked: seconds
 AFFORDABLE_ON_ACCELERATOR = 5e12
-
-
-@dataclass(frozen=True)
-class Score:
-    """The federation in one round, a value per client; NaN where a client has no test data or nothing was measured."""
-
-    round: int
-    criterion: float  # what the rounds were compared by
-    accuracy: Floats  # of the personal model on the client's own test data
-    loss: Floats
-    global_accuracy: Floats  # of the global model on the same data
-    s_accuracy: Floats  # of the personal model on its own and some other clients' test data
-    g_accuracy: Floats  # of the personal model on all (honest) clients' test data
-    further: Mapping[str, Floats] = field(default_factory=dict)  # of the personal model on its own, by name
-
-    @property
-    def main_metric(self) -> str:
-        return "dice" if "dice" in self.further else "accuracy"
-
-    @property
-    def main(self) -> Floats:
-        """What methods are compared by."""
-        return self.further.get("dice", self.accuracy)
-
-    def tensors(self) -> dict[str, torch.Tensor]:
-        """For a checkpoint, bit for bit."""
-        columns = {name: value for name, value in vars(self).items() if isinstance(value, np.ndarray)}
-        columns |= {FURTHER + name: values for name, values in self.further.items()}
-        columns["round, criterion"] = np.array([self.round, self.criterion])
-        return {name: torch.from_numpy(value) for name, value in columns.items()}
-
-    @classmethod
-    def from_tensors(cls, tensors: Mapping[str, torch.Tensor]) -> "Score":
-        columns = {name: value.numpy() for name, value in tensors.items()}
-        round_, criterion = columns.pop("round, criterion")
-        further = {n.removeprefix(FURTHER): columns.pop(n) for n in sorted(columns) if n.startswith(FURTHER)}
-        return cls(int(round_), float(criterion), **columns, further=further)
 
 
 class Selection:

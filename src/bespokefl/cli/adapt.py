@@ -7,7 +7,8 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from bespokefl.cli.common import guarded, make_console
+from bespokefl.cli.common import guarded
+from bespokefl.progress import make_console
 
 if TYPE_CHECKING:
     from bespokefl.adapt import Adapted

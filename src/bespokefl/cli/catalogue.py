@@ -7,7 +7,8 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from bespokefl.cli.common import guarded, make_console
+from bespokefl.cli.common import guarded
+from bespokefl.progress import make_console
 
 
 @guarded

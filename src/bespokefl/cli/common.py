@@ -8,19 +8,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ParamSpec
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 
 from bespokefl.errors import BespokeError, InputError, no_room
 from bespokefl.interrupts import STOPPED, Interrupted, begun
 from bespokefl.plain import printable
+from bespokefl.progress import make_console
 
 if TYPE_CHECKING:  # imported where they are needed: torch takes seconds, and `bespoke --help` must not
     from bespokefl.experiment import Outcome
     from bespokefl.overrides import Setting
 
 FAILED, WRONG_INPUT, DIVERGED = 1, 2, 3
-NARROWEST_LOG = 120  # columns of a table that goes to a file
 DEMO = Path(__file__).parents[1] / "demo.toml"
 
 P = ParamSpec("P")
@@ -87,11 +86,6 @@ def leave(*outcomes: "Outcome") -> None:
 def _say_stopped(when: str) -> None:
     """One line, however long, so that the command can be copied."""
     typer.echo(f"stopped {when}; continue with: {_resume_command()}", err=True)
-
-
-def make_console(*, stderr: bool = False) -> Console:
-    console = Console(stderr=stderr)
-    return console if console.is_terminal else Console(stderr=stderr, width=NARROWEST_LOG)
 
 
 def _resume_command() -> str:

@@ -6,19 +6,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bespokefl.cli.common import (
-    Device,
-    Out,
-    Resume,
-    SeedOption,
-    Settings,
-    guarded,
-    leave,
-    make_console,
-)
+from bespokefl.cli.common import Device, Out, Resume, SeedOption, Settings, guarded, leave
 from bespokefl.cli.run import show_outcome
 from bespokefl.errors import InputError
 from bespokefl.interrupts import STOPPED
+from bespokefl.progress import make_console
 
 if TYPE_CHECKING:
     from bespokefl.flower.certs import Certificates

@@ -8,7 +8,8 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from bespokefl.cli.common import guarded, make_console
+from bespokefl.cli.common import guarded
+from bespokefl.progress import make_console
 
 if TYPE_CHECKING:
     from bespokefl.predict import Prediction
@@ -32,9 +33,12 @@ def predict(
     device: Annotated[str, typer.Option("--device", metavar="D", help="cpu, cuda, ...")] = "cpu",
 ) -> None:
     """Ask a personal model for the class of new samples."""
+    from bespokefl.flower.kept_model import load_kept_model
     from bespokefl.predict import load_personal_model
+    from bespokefl.results.files import CONFIG
 
-    model = load_personal_model(folder, client, run, device)
+    of_run = (folder / CONFIG).is_file()
+    model = load_personal_model(folder, client, device) if of_run else load_kept_model(folder, client, run, device)
     found = model.predict(inputs)
     if as_json:
         typer.echo(json.dumps({"model": str(model.path), "predictions": [one.as_json() for one in found]}, indent=1))

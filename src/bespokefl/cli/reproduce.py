@@ -15,12 +15,12 @@ from bespokefl.cli.common import (
     given_settings,
     guarded,
     leave,
-    make_console,
     say_error,
     say_failures,
     say_report,
 )
 from bespokefl.errors import InputError
+from bespokefl.progress import make_console
 
 
 @guarded

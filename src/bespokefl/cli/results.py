@@ -5,7 +5,8 @@ from typing import Annotated
 
 import typer
 
-from bespokefl.cli.common import guarded, make_console
+from bespokefl.cli.common import guarded
+from bespokefl.progress import make_console
 
 
 @guarded

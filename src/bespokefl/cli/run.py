@@ -18,10 +18,10 @@ from bespokefl.cli.common import (
     given_settings,
     guarded,
     leave,
-    make_console,
     say_failures,
     say_report,
 )
+from bespokefl.progress import make_console
 
 if TYPE_CHECKING:
     from bespokefl.config import Experiment

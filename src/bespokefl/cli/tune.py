@@ -17,9 +17,9 @@ from bespokefl.cli.common import (
     Settings,
     given_settings,
     guarded,
-    make_console,
     say_error,
 )
+from bespokefl.progress import make_console
 
 
 @guarded

@@ -23,10 +23,9 @@ client_app = ClientApp()
 @server_app.main()
 def serve(grid: Grid, context: Context) -> None:
     """Runs the experiment that the run's configuration names."""
-    from bespokefl.cli.common import make_console
     from bespokefl.config_file import read_experiment
     from bespokefl.flower import server
-    from bespokefl.progress import LineReporter
+    from bespokefl.progress import LineReporter, make_console
 
     config = context.run_config
     experiment, out, nodes = (config.get(key) for key in ("experiment", "out", "nodes"))
