@@ -17,6 +17,7 @@ from bespokefl import assembly
 from bespokefl.cli import app
 from bespokefl.errors import InputError
 from bespokefl.experiment import run_experiment
+from bespokefl.flower.kept_model import load_kept_model
 from bespokefl.flower.server import serve
 from bespokefl.flower.silo import open_silo
 from bespokefl.predict import load_personal_model
@@ -90,7 +91,7 @@ def test_a_silos_model_by_hand_and_on_the_command_line(tmp_path: Path) -> None:
 def test_one_sample_needs_no_axis_of_samples(tmp_path: Path) -> None:
     silo = silo_with_a_model(tmp_path)
     np.save(tmp_path / "one.npy", np.ones(6))
-    (one,) = load_personal_model(silo).predict([tmp_path / "one.npy"])
+    (one,) = load_kept_model(silo).predict([tmp_path / "one.npy"])
     assert one.source.endswith("one.npy") and sum(one.probabilities.values()) == pytest.approx(1)
 
 
@@ -107,7 +108,7 @@ def test_an_image_is_read_as_those_it_was_trained_on(tmp_path: Path) -> None:
     serve(it, tmp_path / "out", transport, nodes=1, resume=False, reporter=Notes())
     Image.fromarray(np.full((20, 30, 3), 215, dtype=np.uint8)).save(tmp_path / "new.jpg")
     Image.fromarray(np.full((5, 5), 35, dtype=np.uint8)).save(tmp_path / "other.png")
-    found = load_personal_model(silo).predict([tmp_path / "new.jpg", tmp_path / "other.png"])
+    found = load_kept_model(silo).predict([tmp_path / "new.jpg", tmp_path / "other.png"])
     assert [one.label for one in found] == ["light", "dark"]
 
 
@@ -117,7 +118,7 @@ def test_mistakes_have_a_message(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("x")
     Image.fromarray(np.zeros((6, 6), dtype=np.uint8)).save(tmp_path / "grey.png")
     np.save(tmp_path / "objects.npy", np.array([{}], dtype=object), allow_pickle=True)
-    model = load_personal_model(silo)
+    model = load_kept_model(silo)
     for file, words in [
         ("wide.npy", r"shape \(7,\); the model takes \(6,\)"),
         ("text.txt", "should be an image"),
@@ -128,9 +129,9 @@ def test_mistakes_have_a_message(tmp_path: Path) -> None:
         with pytest.raises(InputError, match=words):
             model.predict([tmp_path / file])
     with pytest.raises(InputError, match="--client 5 is not among them: there are models of the clients 1"):
-        load_personal_model(silo, client=5)
+        load_kept_model(silo, client=5)
     with pytest.raises(InputError, match="holds no personal model"):
-        load_personal_model(tmp_path)
+        load_kept_model(tmp_path)
     with pytest.raises(InputError, match="of the run 'other'"):
-        load_personal_model(silo, run="other")
+        load_kept_model(silo, run="other")
     assert ask(tmp_path, tmp_path / "wide.npy").exit_code == 2
