@@ -115,6 +115,14 @@ def test_a_second_process_is_refused_and_a_dead_one_is_not_in_the_way(experiment
     assert not lock.exists()
 
 
+def test_a_dead_process_leaves_no_lock_beside_finished_runs(
+    experiment: Path, undisturbed: Path, finished: Path
+) -> None:
+    run_folder(finished).with_name(".seed-0.lock").write_text("{}")
+    assert call("run", experiment, "--out", finished, "--resume")[0] == 0
+    assert_same_but_for_times(undisturbed, finished)
+
+
 # another configuration, other data -------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("state", "config"), [("finished", "edited"), ("unfinished", "deleted"), ("unfinished", "garbled")]

@@ -21,7 +21,7 @@ from bespokefl.engines.together import Together
 from bespokefl.engines.variants import Variants
 from bespokefl.errors import Diverged, EndedEarly, InputError, RunError, in_short, no_room
 from bespokefl.interrupts import Interrupted, StopRequest, stop_on_signals
-from bespokefl.lock import working_in
+from bespokefl.lock import clear, working_in
 from bespokefl.progress import Reporter, SideBySide
 from bespokefl.results import files
 from bespokefl.results.partition import partition_file, write_partition
@@ -265,6 +265,8 @@ def prepare(experiment: Experiment, out: Path, resume: bool) -> Prepared:
             assembly.make_federation(experiment, kit, experiment.seeds[0], first)
     found = {plan.folder: examine(plan, resume=resume) for plan in plans.values()}
     finished = frozenset(folder for folder, what in found.items() if what.finished)
+    for folder in finished:
+        clear(folder)
     make_folder(out)
     return Prepared(plans, kits, finished, first, tuple(note for what in found.values() for note in what.notes))
 

@@ -26,9 +26,16 @@ def working_in(folders: Iterable[Path]) -> Iterator[None]:
         yield
 
 
+def clear(folder: Path) -> None:
+    """Removes what a killed process left beside a run that it had finished; leaves the lock that somebody holds."""
+    if _file(folder).exists():
+        with contextlib.suppress(InputError), _locked(folder):
+            pass
+
+
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    path = folder.with_name(f".{folder.name}.lock")
+    path = _file(folder)
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(path, blocking=False)
     try:
@@ -45,6 +52,10 @@ def _locked(folder: Path) -> Iterator[None]:
     finally:
         path.unlink(missing_ok=True)  # while it is held: whoever opened it meanwhile sees that it has no name any more
         lock.release()
+
+
+def _file(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.lock")
 
 
 def _owner(path: Path) -> str:
