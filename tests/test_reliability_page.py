@@ -1,6 +1,7 @@
 """The page of promises: every test that it names is there, and its limits are those of the code."""
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from bespokefl.flower import limits
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "reliability.md").read_text(encoding="utf-8")
+TRIED = PAGE[PAGE.index("## What was tried") :]
 NAMED = sorted(set(re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", PAGE)))
 
 
@@ -22,6 +24,19 @@ def test_every_row_of_promises_names_a_test() -> None:
     promises = [row for row in rows if row[0] not in ("promise", "---")]
     assert len(promises) >= 20
     assert all("::test_" in kept for _, kept in promises)
+
+
+def test_what_was_tried_can_be_tried_again() -> None:
+    """Every row has a number of tries and a command whose files are there, and whose `-k` names tests in them."""
+    rows = [row.split(" | ") for row in TRIED.splitlines() if row.startswith("| ") and "`pytest" in row]
+    assert len(rows) >= 4
+    for _, command, date, tries, *_ in rows:
+        words = shlex.split(command.strip("`"))
+        files = [ROOT / word for word in words if word.startswith("tests/")]
+        tests = re.findall(r"^def (test_\w+)", "\n".join(file.read_text("utf-8") for file in files), re.MULTILINE)
+        named = words[words.index("-k") + 1].split(" or ") if "-k" in words else []
+        assert files and all(any(name in test for test in tests) for name in named), command
+        assert re.fullmatch(r"20\d\d-\d\d-\d\d", date) and re.fullmatch(r"[\d,]+", tries), command
 
 
 def test_limits_are_those_of_the_code() -> None:

@@ -173,14 +173,14 @@ class _Place:
 
 
 class _Shared(StopRequest):
-    """The master's wish to stop; also its end, as nobody would take the result."""
+    """The master's wish to stop."""
 
     def __init__(self, event: multiprocessing.synchronize.Event) -> None:
-        self._event, self._master = event, multiprocessing.parent_process()
+        self._event = event
 
     @property
     def asked(self) -> bool:
-        return self._event.is_set() or not (self._master and self._master.is_alive())
+        return self._event.is_set()
 
     @asked.setter
     def asked(self, value: bool) -> None:
@@ -211,6 +211,7 @@ def _work(connection: Connection, event: multiprocessing.synchronize.Event, shar
     for wish in (signal.SIGINT, signal.SIGTERM):
         signal.signal(wish, signal.SIG_IGN)  # the master listens, and tells
     warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"
+    threading.Thread(target=_end_with_master, daemon=True).start()
     _take(share)
     stop = _Shared(event)
     held: dict[Any, FederatedData] = {}  # the data of the last runs: the next ones often need the same
@@ -226,6 +227,14 @@ def _work(connection: Connection, event: multiprocessing.synchronize.Event, shar
         except (EOFError, ConnectionError):
             return
         send(("done", *_do(job, held, send, stop)))
+
+
+def _end_with_master() -> None:
+    """Ends this process at once when its master dies, as the locks of the folders that it writes in go with that."""
+    master = multiprocessing.parent_process()
+    assert master is not None
+    master.join()
+    os._exit(1)
 
 
 def _do(
