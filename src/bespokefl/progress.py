@@ -3,7 +3,7 @@
 import contextlib
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 from rich.console import Console
@@ -104,6 +104,46 @@ class BarReporter:
 
     def note(self, text: str) -> None:
         self._console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
+
+
+class Countdown:
+    """How many runs there are, and after each how long those to come will take, at the pace of the rounds so far."""
+
+    def __init__(self, reporter: Reporter, rounds: Sequence[int]) -> None:
+        self._reporter, self._left, self._runs = reporter, sum(rounds), len(rounds)
+        self._over, self._began, self._rounds, self._of_run, self._seconds = 0, 0.0, 0, 0, 0.0
+        least, most = min(rounds), max(rounds)
+        counted = f"{most} round{'' if most == 1 else 's'}" if least == most else f"{least} to {most} rounds"
+        reporter.note(f"{_runs(self._runs)} of {counted}, one after another")
+
+    def start(self, label: str, seed: int, rounds: int, done: int) -> None:
+        self._left -= rounds
+        self._began, self._of_run = time.monotonic(), 0
+        self._reporter.start(label, seed, rounds, done)
+
+    def round(self, line: Line) -> None:
+        self._of_run += 1
+        self._reporter.round(line)
+
+    def finish(self, outcome: str) -> None:
+        self._reporter.finish(outcome)
+        self._over += 1
+        self._rounds += self._of_run
+        self._seconds += time.monotonic() - self._began
+        if self._rounds and self._over < self._runs:
+            left = _duration(self._left * self._seconds / self._rounds)
+            self.note(f"{self._over} of {_runs(self._runs)}, about {left} to go")
+
+    def note(self, text: str) -> None:
+        self._reporter.note(text)
+
+
+def _runs(count: int) -> str:
+    return f"{count} run{'' if count == 1 else 's'}"
+
+
+def _duration(seconds: float) -> str:
+    return f"{max(seconds, 1):.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
 
 
 class SideBySide:

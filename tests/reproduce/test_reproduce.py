@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,6 +16,8 @@ from typer.testing import CliRunner
 
 import bespokefl
 from bespokefl.cli import app
+from bespokefl.config_file import parse_experiment
+from bespokefl.reproduce.comparison import departures
 from bespokefl.results.files import TIMED_KEYS
 
 TABLE = """
@@ -440,5 +443,96 @@ def test_runs_that_are_the_same_in_two_settings_go_once(tmp_path: Path, monkeypa
     assert "All methods: the same here as in first, run there once; the paper's numbers are this setting's." in text
     assert "local: the same here as in first" in text
     assert not (tmp_path / "out" / "same").exists()
+    assert (
+        "Runs that several settings share are measured once, and their pairs counted in each, beside its numbers "
+        "of the paper (same: first; half: local of first): they are no further evidence of ours." in text
+    )
     again = bespoke("reproduce", "twins", "--out", tmp_path / "out", "--jobs", 1, "--only", "same/*")
     assert again.exit_code == 0 and (tmp_path / "out" / "same" / "local").exists()  # alone it has runs of its own
+    assert "several settings share" not in again.output
+
+
+SMALL = """
+seeds = [0]
+algorithms = ["local", "ditto", { name = "plgu-lf", D = 2 }]
+[data]
+source = "cifar10"
+partition = "labels"
+labels_per_client = 3
+[model]
+name = "lenet5"
+[train]
+rounds = 3
+lr = 0.05
+[eval]
+also = ["global"]
+[paper]
+metrics = ["mean", "worst5"]
+[small]
+seeds = [0]
+data.max_samples = 400
+train.rounds = 1
+[[setting]]
+name = "first"
+paper.numbers.mean = { local = 90.0, ditto = 60.0, plgu-lf = 50.0 }
+[[setting]]
+name = "other"
+title = "another network"
+model.name = "resnet18"
+paper.numbers.mean = { local = 70.0, ditto = 80.0, plgu-lf = 50.0 }
+"""
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = tmp_path_factory.mktemp("small")
+    (folder / "experiments").mkdir()
+    (folder / "experiments" / "shared.toml").write_text(SMALL)
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        return bespoke("reproduce", "shared", "--scale", "small", "--out", folder / "out", "--jobs", 1)
+    finally:
+        os.chdir(before)
+
+
+def test_what_all_settings_have_in_common_is_said_once(small: Any) -> None:
+    assert small.exit_code == 0, small.output
+    text = " ".join(small.output.split())
+    assert text.count("data.source = digits instead of cifar10") == 1
+    assert text.count("train.rounds = 1 instead of 3") == 1
+    first, other = text.index("model.name = mlp instead of lenet5"), text.index("model.name = mlp instead of resnet18")
+    assert first < other < text.index("SMALL SCALE, in all settings: ")
+
+
+def test_rates_are_said_in_the_place_of_those_of_train(small: Any) -> None:
+    text = " ".join(small.output.split())
+    assert "ditto" in re.search(r"SMALL SCALE, in all settings: .*", text).group() and "instead of 0.05" in text
+    assert not re.search(r"lr = [\d.]+ instead of the default", text)
+    before = parse_experiment({"algorithms": ["local", "ditto", {"name": "plgu-lf", "D": 2}], "train": {"lr": 0.05}})
+    now = [{"name": "local", "lr": 0.3}, {"name": "ditto", "lr": 0.3}, {"name": "plgu-lf", "D": 1, "lr": 0.1}]
+    assert departures(before, parse_experiment({"algorithms": now, "train": {"lr": 0.3}})) == [
+        "train.lr = 0.3 instead of 0.05",
+        "lr = 0.3 instead of 0.05 for local, ditto",
+        "plgu-lf.D = 1 instead of 2",
+        "plgu-lf.lr = 0.1 instead of 0.05",
+    ]
+
+
+def test_what_another_setting_showed_is_not_shown_again(small: Any) -> None:
+    assert small.output.count("lowest 5 % of the clients, %") == 1  # the paper has none, ours is that of the first
+    assert " ".join(small.output.split()).count("Scored: ") == 1
+
+
+def test_the_cost_is_explained_where_it_is_shown(small: Any, serial: tuple[Path, Any]) -> None:
+    assert "MB sent" not in small.output and "MB sent" not in serial[1].output
+
+
+def test_a_title_is_as_wide_as_the_page(small: Any) -> None:
+    assert "shared: another network: mean client accuracy %\n" in small.output
+
+
+def test_runs_and_rounds_are_said_before_the_start_and_what_is_left_after_each(small: Any) -> None:
+    lines = small.output.splitlines()
+    assert lines[0] == "3 runs of 1 round, one after another"
+    assert any(line.startswith("1 of 3 runs, about ") and line.endswith(" to go") for line in lines)

@@ -107,6 +107,7 @@ def test_caption_names_the_scored_models(runs: list[StoredRun]) -> None:
 
 def test_caption_says_once_what_the_experiment_says_of_a_method(runs: list[StoredRun]) -> None:
     before = caption(runs)
+    assert " MB sent: both ways" in before and "MB sent" not in caption(runs, costs=False)
     for run in runs:
         if run.label == "tuned" and run.summary is not None:
             run.summary["note"] = "made for something else."

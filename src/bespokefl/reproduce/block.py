@@ -79,6 +79,12 @@ def sentences(comparison: Comparison) -> list[str]:
         said.append(
             "Pairs: as in the paper / the other way round, both beyond two standard errors over seeds / neither."
         )
+    borrowed = [f"{setting.name}: {setting.borrowed}" for setting in comparison.settings if setting.borrowed]
+    if borrowed and found.ordering.pairs:
+        said.append(
+            "Runs that several settings share are measured once, and their pairs counted in each, beside its numbers "
+            f"of the paper ({'; '.join(borrowed)}): they are no further evidence of ours."
+        )
     swapped = [(column.name, pair) for column in comparison.compared for pair in column.tally.ordering.among("other")]
     if swapped:
         said.append(f"The other way round in ours: {_in_words(swapped)}.")

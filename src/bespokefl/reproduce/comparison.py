@@ -28,6 +28,9 @@ SHARED = (
 )  # sections that all runs of a setting have in common
 
 
+COSTS = frozenset({"seconds", "hours", "megabytes"})  # columns that need a word on what is counted
+
+
 class Elsewhere(NamedTuple):
     """Where the runs of a method are that are the same in an earlier setting."""
 
@@ -49,6 +52,7 @@ class SettingResult:
     remarks: tuple[str, ...] = ()  # runs that are an earlier setting's, columns that a small set-up does not carry
     uncomparable: frozenset[str] = frozenset()  # these columns
     has_runs: bool = True  # of its own
+    borrowed: str = ""  # the settings whose runs are its own, too, and of which methods where not of all
 
 
 @dataclass(frozen=True)
@@ -117,14 +121,25 @@ def compare_setting(
         name=part.name,
         title=part.title,
         columns=paper_columns(part.name, paper, labels, seeds),
-        scored=caption(runs) if runs else "",
+        scored=caption(runs, costs=not COSTS.isdisjoint(paper.metrics)) if runs else "",
         departures=tuple(departures(as_in_paper, part.experiment)),
         seeds=len({run.seed for run in runs}),
         missing_data=missing_data,
         remarks=tuple(_remarks(part, others)),
         uncomparable=_uncomparable(part),
         has_runs=any(run.label not in others for run in runs),
+        borrowed=" and ".join(
+            f"{'' if all_ else f'{who} of '}{setting}" for setting, who, all_ in _lenders(part, others)
+        ),
     )
+
+
+def _lenders(part: Part, others: Mapping[str, Elsewhere]) -> Iterator[tuple[str, str, bool]]:
+    """Settings that have runs of this one, of which methods, and whether these are all."""
+    every = [choice.label for choice in part.experiment.algorithms]
+    for setting in dict.fromkeys(other.setting for other in others.values()):
+        labels = [label for label in every if label in others and others[label].setting == setting]
+        yield setting, ", ".join(labels), labels == every
 
 
 def _uncomparable(part: Part) -> frozenset[str]:
@@ -138,10 +153,8 @@ def _uncomparable(part: Part) -> frozenset[str]:
 def _remarks(part: Part, others: Mapping[str, Elsewhere]) -> Iterator[str]:
     if part.set_up:
         yield f"Small set-up: {part.set_up}."
-    every = [choice.label for choice in part.experiment.algorithms]
-    for setting in dict.fromkeys(other.setting for other in others.values()):
-        labels = [label for label in every if label in others and others[label].setting == setting]
-        who = "All methods" if labels == every else ", ".join(labels)
+    for setting, labels, are_all in _lenders(part, others):
+        who = "All methods" if are_all else labels
         yield f"{who}: the same here as in {setting}, run there once; the paper's numbers are this setting's."
     if left := sorted(_uncomparable(part)):
         yield f"Not compared, as this set-up does not carry it: {', '.join(left)}."
@@ -172,16 +185,44 @@ def _shared(document: Mapping[str, Any]) -> dict[str, Any]:
 def departures(as_in_paper: Experiment, used: Experiment) -> list[str]:
     """What was changed in the experiment for this run, by the scale or on the command line."""
     before, now = _set_up(as_in_paper), _set_up(used)
-    changed = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
-    return [f"{key} = {_shown(now.get(key))} instead of {_shown(before.get(key))}" for key in changed]
+    changed = {key: (now.get(key), before.get(key)) for key in sorted(before.keys() | now.keys())}
+    said = [f"{key} = {_shown(to)} instead of {_shown(was)}" for key, (to, was) in changed.items() if to != was]
+    return said + _of_methods(as_in_paper, used)
 
 
 def _set_up(experiment: Experiment) -> dict[str, Any]:
     document = experiment_document(experiment)
     found = {f"{name}.{key}": value for name in SHARED for key, value in document.get(name, {}).items()}
     found.pop("data.root", None)
-    hyper = {f"{c.label}.{key}": value for c in experiment.algorithms for key, value in c.hyper.items()}
-    return found | hyper | {"seeds": document["seeds"]}
+    return found | {"seeds": document["seeds"]}
+
+
+def _of_methods(as_in_paper: Experiment, used: Experiment) -> list[str]:
+    """What methods have of their own, or had; methods with the same change together."""
+    before, now = _own(as_in_paper), _own(used)
+    labels: dict[tuple[str, str], list[str]] = {}  # by key and change
+    for label in now:
+        own, was = now[label], before.get(label, {})
+        for key in sorted(own.keys() | was.keys()):
+            values = [
+                table.get(key, _shared_value(experiment, key))
+                for table, experiment in ((own, used), (was, as_in_paper))
+            ]
+            if values[0] != values[1]:
+                labels.setdefault((key, " instead of ".join(map(_shown, values))), []).append(label)
+    return [
+        f"{who[0]}.{key} = {change}" if len(who) == 1 else f"{key} = {change} for {', '.join(who)}"
+        for (key, change), who in labels.items()
+    ]
+
+
+def _own(experiment: Experiment) -> dict[str, Mapping[str, Any]]:
+    return {choice.label: choice.hyper for choice in experiment.algorithms}
+
+
+def _shared_value(experiment: Experiment, key: str) -> Any:
+    """What a method without a value of its own takes from [train]."""
+    return experiment_document(experiment).get("train", {}).get(key)
 
 
 def _shown(value: Any) -> str:

@@ -18,7 +18,7 @@ from bespokefl.experiment import Outcome, at_once, prepare, run_experiment
 from bespokefl.interrupts import stop_on_signals
 from bespokefl.lock import working_in
 from bespokefl.overrides import Setting
-from bespokefl.progress import make_reporter, several_reporters
+from bespokefl.progress import Countdown, Reporter, make_reporter, several_reporters
 from bespokefl.reproduce import measures, tables
 from bespokefl.reproduce.cells import numbers_printed
 from bespokefl.reproduce.comparison import Comparison, Elsewhere, SettingResult, compare_setting, to_json
@@ -256,7 +256,9 @@ def _jobs(setting: _Setting) -> Iterator[Job]:
 def _in_turn(settings: Sequence[_Setting], jobs: Sequence[Job], console: Console) -> Outcome:
     """One run after another in this process, where the runs of a setting share their data."""
     outcome = Outcome()
-    reporter = make_reporter(console, lines_per_run=4)
+    reporter: Reporter = make_reporter(console, lines_per_run=4)
+    if all(len(job.folders) == 1 for job in jobs):
+        reporter = Countdown(reporter, [job.experiment.train.rounds for job in jobs])
     for setting in settings:
         if any(job.out == setting.folder for job in jobs):
             if setting.part.name:

@@ -22,16 +22,16 @@ COMPARED = "Compared with the paper"
 def print_comparison(comparison: Comparison, console: Console) -> None:
     for setting in comparison.settings:
         for column in _of_the_paper(setting):
-            title = escape(": ".join(_titles(comparison, setting, measure(column.metric).heading)))
-            table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+            _print_title(console, *_titles(comparison, setting, measure(column.metric).heading))
+            table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
             for place, heading in enumerate(_headings(comparison)):
                 table.add_column(heading, justify="right" if place else "left", no_wrap=True)
             for cell in column.cells:
                 table.add_row(*(escape(text) for text in _row(comparison, cell, column.metric)))
             console.print(table)
         if ours := _ours_alone(setting):
-            title = escape(": ".join(_titles(comparison, setting, OURS_ALONE)))
-            table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+            _print_title(console, *_titles(comparison, setting, OURS_ALONE))
+            table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
             table.add_column("method", no_wrap=True)
             for column in ours:
                 table.add_column(escape(measure(column.metric).heading), justify="right")
@@ -42,7 +42,8 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
         console.print()
     for note in footnotes(comparison):
         console.print(note, markup=False, highlight=False)
-    table = Table(title=COMPARED, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    _print_title(console, COMPARED)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for place, heading in enumerate(block.headings(comparison)):
         table.add_column(escape(heading), justify="right" if place else "left")
     for line in block.rows(comparison):
@@ -50,6 +51,11 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
     console.print(table)
     for sentence in block.sentences(comparison):
         console.print(sentence, markup=False, highlight=False)
+
+
+def _print_title(console: Console, *parts: str) -> None:
+    """As wide as the page: in a table it would be as narrow as the table is."""
+    console.print(": ".join(parts), style="italic", markup=False, highlight=False)
 
 
 def markdown(comparison: Comparison) -> str:
@@ -90,7 +96,9 @@ def _of_the_paper(setting: SettingResult) -> list[Column]:
 
 
 def _ours_alone(setting: SettingResult) -> list[Column]:
-    """What was measured beside it."""
+    """What was measured beside it; of another setting's runs it stands there."""
+    if not setting.has_runs:
+        return []
     return [c for c in setting.columns if _has_ours(c) and c not in _of_the_paper(setting)]
 
 
@@ -137,16 +145,31 @@ def setting_text(comparison: Comparison, setting: SettingResult) -> str:
     sentences = []
     if setting.missing_data:
         sentences.append(f"Not run: {setting.missing_data}")
-    if setting.scored:
+    if setting.scored and setting.has_runs:
         sentences.append(setting.scored)
     sentences += setting.remarks
-    if setting.departures:
-        what = "SMALL SCALE" if comparison.small else "NOT THE PAPER'S SET-UP"
-        sentences.append(f"{what}: {'; '.join(setting.departures)}.")
+    everywhere = _everywhere(comparison)
+    here = [departure for departure in setting.departures if departure not in everywhere]
+    if here:
+        sentences.append(f"{_not_as_in_paper(comparison)}: {'; '.join(here)}.")
     return " ".join(sentences)
+
+
+def _not_as_in_paper(comparison: Comparison) -> str:
+    return "SMALL SCALE" if comparison.small else "NOT THE PAPER'S SET-UP"
+
+
+def _everywhere(comparison: Comparison) -> list[str]:
+    """What all of several settings have otherwise than the paper."""
+    if len(comparison.settings) == 1:
+        return []
+    first, *others = (setting.departures for setting in comparison.settings)
+    return [departure for departure in first if all(departure in other for other in others)]
 
 
 def footnotes(comparison: Comparison) -> list[str]:
     """The marks that the tables show, and what is to be known of all of the paper's numbers."""
+    everywhere = _everywhere(comparison)
+    common = [f"{_not_as_in_paper(comparison)}, in all settings: {'; '.join(everywhere)}."] if everywhere else []
     marked = [f"[{mark}] In the paper: {note}" for mark, note in enumerate(comparison.notes, 1)]
-    return marked + [f"The paper's numbers here: {remark}" for remark in comparison.paper.remarks]
+    return common + marked + [f"The paper's numbers here: {remark}" for remark in comparison.paper.remarks]

@@ -184,8 +184,8 @@ def _rounds_to_target(row: MethodRow) -> str:
     return "never" if row.rounds_to_target is None else f"{row.rounds_to_target.mean:g}"
 
 
-def caption(runs: Sequence[StoredRun]) -> str:
-    """Which models the numbers belong to, and what the experiment says of its methods."""
+def caption(runs: Sequence[StoredRun], *, costs: bool = True) -> str:
+    """Which models the numbers belong to, what costs mean where they are shown, and what is said of the methods."""
     finished = [run for run in runs if run.summary is not None]
     summaries = [run.summary for run in finished if run.summary is not None]
     scored = _listed(summary["scored"] for summary in summaries)
@@ -198,7 +198,7 @@ def caption(runs: Sequence[StoredRun]) -> str:
     which = "; ".join(f"{model} for {', '.join(labels)}" for model, labels in models.items())
     seeds = len({run.seed for run in finished})
     spread = f" ± is the standard deviation over {seeds} seeds." if seeds > 1 else ""
-    cost = " MB sent: both ways, all rounds; seconds: training without evaluation."
+    cost = " MB sent: both ways, all rounds; seconds: training without evaluation." if costs else ""
     of_some = f"{_of_whom_untrained(summaries)}{cost}{_of_whom_joined(summaries)}"
     return "\n".join([f"Scored: {scored} ({selection}){of}: {which}.{spread}{of_some}", *_notes(runs)])
 
