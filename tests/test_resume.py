@@ -143,6 +143,18 @@ def test_a_line_that_was_cut_off(experiment: Path, undisturbed: Path, tmp_path: 
     assert_same_but_for_times(undisturbed, tmp_path / "out")
 
 
+def test_a_last_save_that_was_killed_before_it_removed_the_one_before(
+    experiment: Path, undisturbed: Path, tmp_path: Path
+) -> None:
+    folder = copy_unfinished(undisturbed, tmp_path / "out") / "checkpoint"
+    for suffix in ("safetensors", "json"):
+        shutil.copy(folder / f"round-000006.{suffix}", folder / f"round-000004.{suffix}")
+    (folder / ".unfinished").mkdir()
+    bespoke("run", experiment, "--out", tmp_path / "out", "--resume")
+    assert_same_but_for_times(undisturbed, tmp_path / "out")
+    assert not (folder / ".unfinished").exists()
+
+
 def test_a_damaged_newest_checkpoint(experiment: Path, undisturbed: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     process = start(KILLED, "round-000006.safetensors", 1, "run", experiment, "--out", out)

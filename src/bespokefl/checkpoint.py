@@ -64,6 +64,12 @@ def save(folder: Path, step: int, tensors: Mapping[str, torch.Tensor], meta: Map
     _remove_all_but(folder, step, keep)
 
 
+def tidy(folder: Path, step: int, keep: int) -> None:
+    """What a save does at its end, for one that was killed before it had."""
+    shutil.rmtree(folder / _UNFINISHED, ignore_errors=True)
+    _remove_all_but(folder, step, keep)
+
+
 def load_newest(folder: Path) -> Checkpoint | None:
     """The newest checkpoint that is whole; None if the folder holds none (or only a save that never finished)."""
     warnings: list[str] = []

@@ -222,6 +222,8 @@ class Run:
         restore(self.federation, stored)
         score = _part(stored.tensors, "score")
         self.selection.score = Score.from_tensors(score) if score else None
+        if stored.step == self.plan.rounds:  # else the next save does it
+            checkpoint.tidy(self.plan.folder / files.CHECKPOINT, stored.step, keep=1)
         return self.federation.rounds_done
 
     # the end -----------------------------------------------------------------------------------------
