@@ -50,17 +50,19 @@ class Selection:
         self.score = self._measure(round_, float(round_), test)
 
     def _measure(self, round_: int, criterion: float, test: Evaluation) -> Score:
+        """What was not measured then is missing, if the federation has gone on since."""
         fed = self._federation
+        there = fed.rounds_done == round_
         unmeasured = np.full(len(test.accuracy), np.nan)
         nothing = {"s_accuracy": unmeasured, "g_accuracy": unmeasured}
         complete = "auc" in test.further or not fed.task.classifies  # then a closer look finds nothing more
-        further = test.further if complete else fed.evaluate(closer=True).further
+        further = test.further if complete or not there else fed.evaluate(closer=True).further
         return Score(
             round=round_,
             criterion=criterion,
             accuracy=_floats(test.accuracy),
             loss=_floats(test.loss),
-            global_accuracy=_floats(fed.evaluate(model="global").accuracy) if fed.has_global else unmeasured,
+            global_accuracy=_floats(fed.evaluate(model="global").accuracy) if fed.has_global and there else unmeasured,
             **(_crossed(fed, self._s_fraction) if self._cross and isinstance(fed, Federation) else nothing),
             further={name: _floats(further[name]) for name in sorted(further)},
         )

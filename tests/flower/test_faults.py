@@ -19,7 +19,7 @@ from bespokefl.flower.envelope import Envelope
 from bespokefl.flower.server import serve
 from bespokefl.flower.workshop import Limits
 from bespokefl.interrupts import Interrupted
-from bespokefl.results.files import read_rounds
+from bespokefl.results.files import read_csv, read_rounds
 
 BAD = 101  # the node that hosts client 4 alone
 Tamper = Callable[[int, Envelope, Envelope], Envelope | str]
@@ -316,3 +316,15 @@ def test_operational_settings_may_change_on_resume(tmp_path: Path) -> None:
     transport.before = None
     later = experiment("fedavg", federation={"deadline": 77.0})
     assert serve(later, tmp_path / "out", transport, nodes=3, resume=True, reporter=Notes()).finished == outcome.failed
+
+
+def test_a_run_that_ends_between_evaluations_has_the_figures_of_one_round(tmp_path: Path) -> None:
+    """Those of the last evaluated one; what only a later model could tell is missing."""
+    it = experiment("fedavg", rounds=5, eval={"every": 2}, federation={"min_answers": 5, "retries": 0, "wait": 0.3})
+    transport = Memory(shards(tmp_path, it, HOSTED))
+    transport.before = lambda node, q: "gone" if is_run(q) and q.header["round"] == 3 else None
+    (folder,) = serve(it, tmp_path / "out", transport, nodes=3, resume=False, reporter=Notes()).failed
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["rounds"] == 3 and summary["selected_round"] == 2
+    table = read_csv(folder / "clients.csv", texts=("name",))
+    assert np.isfinite(table["accuracy"]).all() and np.isnan(table["global_accuracy"]).all()

@@ -1,7 +1,9 @@
 """What a silo gives away: every program of every method, asked for in every way, against the table in the docs."""
 
+import gc
 import importlib.util
 import re
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -51,7 +53,7 @@ class Tap:
     """A federation in memory of one silo, and all that went through the line."""
 
     def __init__(self, folder: Path, method: dict[str, Any], **more: Any) -> None:
-        it = experiment([method], clients=3, train={"participation": 1.0, "local_epochs": 1}, **more)
+        it = experiment([method], clients=3, rounds=20, train={"participation": 1.0, "local_epochs": 1}, **more)
         self.asked: list[Envelope] = []
         self.came: list[Envelope] = []
         transport = Memory(shards(folder, it, [[0, 1, 2]]), tamper=self._hear)
@@ -357,3 +359,66 @@ def test_the_start_says_what_would_be_sent() -> None:
 def test_limits_that_make_no_sense(text: str) -> None:
     with pytest.raises(InputError):
         parse_limits([text], Limits())
+
+
+# runs ------------------------------------------------------------------------------------------------------------
+def test_a_silo_opens_so_many_runs_and_no_more(tmp_path: Path) -> None:
+    silo = own(tmp_path, limits=("runs=2",))
+    first, second = (run_with(tmp_path / name, silo, name) for name in ("fedavg", "ditto"))
+    opened = sorted(path.name for path in (tmp_path / "silo" / "runs").iterdir())
+    with pytest.raises(RunError, match=r"this silo has opened 2 runs, as many as it does \(--runs 2\)"):
+        run_with(tmp_path / "third", silo, "fedprox", federation={"retries": 0})
+    assert sorted(path.name for path in (tmp_path / "silo" / "runs").iterdir()) == opened
+    for tap in (first, second):  # those that are open go on, also as a request of a silo that was started again
+        assert "error" not in tap.silo.handle(tap.asked[-1]).header
+    restarted = open_silo(tmp_path / "silo", data=tmp_path / "ward.npz", device="cpu", limits=("runs=2",))
+    with pytest.raises(RunError, match="as many as it does"):
+        run_with(tmp_path / "fourth", restarted, "fedsam", federation={"retries": 0})
+    assert "opens at most 100 runs in its folder (--runs)" in "\n".join(told(Limits()))
+
+
+def test_what_a_run_held_is_given_back(tmp_path: Path) -> None:
+    """When it is over, and when another one is opened: model, states, samples, and the engine's traced steps."""
+    silo = own(tmp_path)
+
+    def shop_of(tap: Tap) -> list[weakref.ref[Any]]:
+        return [weakref.ref(tap.shop), weakref.ref(tap.shop.task), weakref.ref(tap.shop.vault)]
+
+    tap = run_with(tmp_path / "a", silo, "ditto")
+    held = shop_of(tap)
+    tap.federation.end()
+    assert tap.silo._open == {}
+    held += shop_of(run_with(tmp_path / "b", silo, "fedavg"))
+    run_with(tmp_path / "c", silo, "fedprox")
+    gc.collect()
+    assert [kept() for kept in held] == [None] * 6
+
+
+def test_rounds_and_evaluations_are_those_that_the_run_was_opened_with(tmp_path: Path) -> None:
+    """A server that claims later and later rounds, to have scores of models of its choice, or steps on them."""
+    tap = run_with(tmp_path, own(tmp_path), rounds=4, train={"rounds": 5}, eval={"every": 2})
+    tap.federation.evaluate()
+    score = tap.asked[-1]
+    train = next(request for request in tap.asked[::-1] if request.header["kind"] == "run")
+    outside = tap.silo.handle(changed(score, 0.0, round=3)).header["error"]
+    assert "this run was opened to be evaluated after every 2 of its 5 rounds" in outside
+    told_of = []
+    for round in range(300):
+        answer = tap.silo.handle(changed(score, 0.001 * round, round=round))
+        if "error" not in answer.header:
+            told_of.append(round)
+    assert told_of == [5], "only the last round's, beside the one that was"
+    beyond = tap.silo.handle(changed(train, 0.1, round=5)).header["error"]
+    assert "round 6: this run was opened with 5 rounds" in beyond
+    opening = tap.federation.site.opening
+    for change in ({"rounds": 6}, {"every": 1}):
+        agreement = {**opening.header["agreement"], "clients": [0], **change}
+        again = tap.silo.handle(Envelope({**opening.header, "agreement": agreement}, opening.arrays))
+        assert "this run was opened with" in again.header["error"]
+    for change in ({"rounds": 0}, {"every": 0}, {"rounds": 10**6}):
+        agreement = {**opening.header["agreement"], "clients": [0], "run": "x", **change}
+        again = tap.silo.handle(Envelope({**opening.header, "agreement": agreement}, opening.arrays))
+        assert "it has 1 to 100000 rounds" in again.header["error"]
+    open_one = run_with(tmp_path / "b", own(tmp_path / "b", limits=("evaluations=any",)), eval={"every": 2})
+    open_one.federation.evaluate()
+    assert not any("error" in open_one.silo.handle(changed(open_one.asked[-1], 0.1 * k)).header for k in range(5))

@@ -171,7 +171,11 @@ def node(
         int | None, typer.Option("--repeats", metavar="N", min=0, help="Of a round, with other downloads; 1.")
     ] = None,
     evaluations: Annotated[
-        int | None, typer.Option("--evaluations", metavar="N", min=1, help="Models scored on a split in a round; 1.")
+        str | None,
+        typer.Option("--evaluations", metavar="N", help="Models scored on a split in an evaluated round, or any; 1."),
+    ] = None,
+    runs: Annotated[
+        int | None, typer.Option("--runs", metavar="N", min=1, help="Opened in the folder, all in all; 100.")
     ] = None,
     train_scores: Annotated[bool, typer.Option("--train-scores", help="Tell scores of the train split, too.")] = False,
 ) -> None:
@@ -191,6 +195,7 @@ def node(
         "smallest_batch": smallest_batch,
         "repeats": repeats,
         "evaluations": evaluations,
+        "runs": runs,
         "train_scores": "true" if train_scores else None,
     }
     if insecure and (ca or key):

@@ -1,8 +1,9 @@
 """What a silo was asked for in the last rounds of a run: so that it gives no more than a round of the method needs.
 
 The same request has the same answer, so it may come again at any time. Another one counts: a program comes in its
-place of a round, as often as a round has it and some repeats; a model is scored once a round. It is written down before
-an answer leaves, so a silo that is stopped and started again knows it.
+place of a round, as often as a round has it and some repeats; a model is scored once in a round that the run evaluates.
+Rounds only go forward, to the last one that the run was opened with. It is written down before an answer leaves, so a
+silo that is stopped and started again knows it.
 """
 
 import json
@@ -21,8 +22,8 @@ ROUNDS_KEPT = 2  # as of states: a restarted server goes back to its last round,
 class Asked:
     """Of one run, by round."""
 
-    def __init__(self, folder: Path, limits: Limits) -> None:
-        self._file, self._limits = folder / ASKED, limits
+    def __init__(self, folder: Path, limits: Limits, *, rounds: int, every: int) -> None:
+        self._file, self._limits, self._last, self._every = folder / ASKED, limits, rounds, every
         stored = read_json(self._file) if self._file.is_file() else {}
         # By kind and round: name and number of each request, and its clients, the newest last.
         self._rounds: dict[str, dict[int, list[tuple[str, int, list[int]]]]] = {
@@ -32,7 +33,7 @@ class Asked:
 
     def check_upload(self, uploads: Mapping[str, Exchange], name: str, round: int, ids: Sequence[int], no: int) -> None:
         """Refuses a program out of its place in the round, or once too often."""
-        self._check_round("run", round)
+        self._check_round("run", round, round + 1)
         if self._is_known("run", round, no):
             return
         exchange, most = uploads[name], uploads[name].most * (1 + self._limits.repeats)
@@ -52,8 +53,15 @@ class Asked:
 
     def check_score(self, uploads: Mapping[str, Exchange], what: str, round: int, ids: Sequence[int], no: int) -> None:
         """Refuses scores of another model than the round's, unless the round itself was repeated."""
-        self._check_round("score", round)
-        if self._limits.evaluations is None or self._is_known("score", round, no):
+        self._check_round("score", round, round)
+        if self._limits.evaluations is None:
+            return
+        if not round or (round % self._every and round != self._last):
+            raise Refused(
+                f"scores after round {round}: this run was opened to be evaluated after every {self._every} of its "
+                f"{self._last} rounds, and the silo tells none in between (--evaluations any)"
+            )
+        if self._is_known("score", round, no):
             return
         for client in ids:
             begun = [name for name, _, _ in self._of("run", round - 1, client) if not uploads[name].after]
@@ -80,9 +88,9 @@ class Asked:
     def _is_known(self, kind: str, round: int, no: int) -> bool:
         return any(number == no for _, number, _ in self._rounds.get(kind, {}).get(round, []))
 
-    def _check_round(self, kind: str, round: int) -> None:
+    def _check_round(self, kind: str, round: int, nth: int) -> None:
         newest = max(self._rounds.get(kind, {}), default=0)
-        if round >= self._limits.rounds + 1:
-            raise Refused(f"round {round + 1}: a run has at most {self._limits.rounds} rounds")
+        if nth > self._last:
+            raise Refused(f"round {nth}: this run was opened with {self._last} rounds")
         if round <= newest - ROUNDS_KEPT:
-            raise Refused(f"round {round + 1} is over: this silo was asked for round {newest + 1}")
+            raise Refused(f"round {nth} is over: this silo was asked for round {nth - round + newest}")

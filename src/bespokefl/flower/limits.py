@@ -17,5 +17,7 @@ SAMPLE_SIDE = 2**20  # of a sample, along one dimension
 SAMPLE_NUMBERS = 2**30  # in a sample
 FIGURES = 20  # of a model, by name
 LARGEST_FIGURE = 1e30  # of a loss, or of what is no fraction
+RUNS = 100  # that a silo with samples of its own opens, unless its people say otherwise (--runs)
+SHARED_RUNS = 10_000  # the same of a node that hosts simulated clients
 WORK = 2**40  # samples that a node says it has computed on, in one exchange
 VERSIONS = 100  # of a client's state that a silo says it has

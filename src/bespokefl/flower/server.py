@@ -90,6 +90,8 @@ def make_federation(
         "input_shape": list(census.input_shape),
         "data": roster.settings(),
         "of": census.clients,
+        "rounds": experiment.train.rounds,
+        "every": experiment.eval.every,
     }
     return RemoteFederation(
         task,

@@ -33,9 +33,9 @@ from bespokefl.plain import one_line
 from bespokefl.program import Order
 from bespokefl.results.files import read_json, write_atomically, write_json
 from bespokefl.results.model_file import write_model
-from bespokefl.trees import Tree
+from bespokefl.trees import Model, Tree
 
-PROTOCOL = 2  # 2: classes by their full names
+PROTOCOL = 3  # 3: a run says how many rounds it has, and which are evaluated
 SILO, RUNS, RUN, INITIAL_MODEL, PERSONAL = "silo.json", "runs", "run.json", "initial.safetensors", "personal"
 UNKNOWN_RUN = "unknown run"  # an error that the server answers by opening the run again
 NO_TRAIN_SCORES = "this silo tells no scores of its train split (--train-scores)"  # the server then goes on without
@@ -78,8 +78,8 @@ class Silo:
 
     def __init__(self, folder: Path, holdings: Holdings, device: str, limits: Limits) -> None:
         self.folder, self._holdings, self._limits = folder, holdings, limits
-        self._engine = build_engine("vectorized", device)
-        self._open: dict[str, Workshop] = {}  # the last one
+        self._device = str(build_engine("vectorized", device).device)
+        self._open: dict[str, Workshop] = {}  # the last one, until it is over
         self._identity = self._load_identity()
 
     def handle(self, request: Envelope) -> Envelope:
@@ -129,7 +129,9 @@ class Silo:
         if not isinstance(model, dict):
             raise Refused("the initial model is not one")
         folder = self._folder_of(agreed)
-        workshop = Workshop(agreed, model, self._holdings, self._engine, folder, self._limits)
+        self._check_opening(agreed, folder)
+        self._close()
+        workshop = self._make_workshop(agreed, model, folder)
         self._holdings.fix(agreed.data)
         write_atomically(folder / INITIAL_MODEL, save({k: v.cpu().contiguous() for k, v in workshop.x0.items()}))
         write_json(folder / RUN, {**asdict(agreed), "reading": workshop.reading})
@@ -139,6 +141,24 @@ class Silo:
             write_json(self.folder / SILO, self._identity)
         self._open = {agreed.run: workshop}
         return Envelope({"held": {str(c): workshop.vault.held(c) for c in agreed.clients}})
+
+    def _check_opening(self, agreed: Agreement, folder: Path) -> None:
+        """Refuses one run too many, and an earlier one that would be longer or scored more often than it was."""
+        if (folder / RUN).is_file():
+            before = read_json(folder / RUN)
+            for key in ("rounds", "every"):
+                if before.get(key) != getattr(agreed, key):
+                    raise Refused(
+                        f"this run was opened with {key} = {before.get(key)}, now it would be {getattr(agreed, key)}; "
+                        "start another one, with another --out"
+                    )
+            return
+        opened = sum(1 for _ in (self.folder / RUNS).glob(f"*/{RUN}"))
+        if opened >= self._limits.runs:
+            raise Refused(
+                f"this silo has opened {opened} runs, as many as it does (--runs {self._limits.runs}); its people may "
+                f"allow more, or remove those of {RUNS}/ in its folder that are over"
+            )
 
     def _folder_of(self, agreed: Agreement) -> Path:
         """Of registered names and a hash only: nothing that the server chose freely becomes a path."""
@@ -157,8 +177,21 @@ class Silo:
             stored = read_json(found[0])
             stored.pop("reading")
             agreed, x0 = Agreement.checked(stored, self._limits), load_file(found[0].parent / INITIAL_MODEL)
-            self._open = {run: Workshop(agreed, x0, self._holdings, self._engine, found[0].parent, self._limits)}
+            self._close()
+            self._open = {run: self._make_workshop(agreed, x0, found[0].parent)}
         return self._open[run]
+
+    def _make_workshop(self, agreed: Agreement, x0: Model, folder: Path) -> Workshop:
+        """Each has an engine of its own, as an engine keeps graphs of what it has run."""
+        engine = build_engine("vectorized", self._device)
+        return Workshop(agreed, x0, self._holdings, engine, folder, self._limits)
+
+    def _close(self) -> None:
+        """Gives back what the open run holds in memory; a further request finds the run in its folder."""
+        engines = [shop.engine for shop in self._open.values()]
+        self._open = {}
+        for engine in engines:
+            engine.release()
 
     # what it does ------------------------------------------------------------------------------------
     def _run(self, request: Envelope) -> Envelope:
@@ -227,6 +260,7 @@ class Silo:
             note = {"client": str(client), "algorithm": shop.agreed.algorithm, "round": str(order.round)}
             path = shop.folder / PERSONAL / f"client-{client}.safetensors"
             write_model(trees.rows(result.uploads["model"], row), note, path)
+        self._close()
         return Envelope({"clients": order.clients[result.positions].tolist()})
 
     def _order(self, shop: Workshop, request: Envelope, *, upload: bool) -> tuple[Order, list[int]]:

@@ -6,6 +6,9 @@ from typing import Any
 
 from bespokefl.algorithms import ALGORITHMS, build_algorithm
 from bespokefl.errors import InputError, unknown_name
+from bespokefl.flower import limits as bounds
+
+ANY = "any"  # for evaluations: no limit
 
 
 @dataclass(frozen=True)
@@ -15,8 +18,9 @@ class Limits:
     fewest_samples: int = 20  # to train on; with fewer, the silo takes no part
     smallest_batch: int = 4  # samples of a training step
     repeats: int = 1  # of a round, with other downloads than before; the same ones have the same answer
-    evaluations: int | None = 1  # models whose scores on a split are told in a round; None: any number
+    evaluations: int | None = 1  # models whose scores on a split are told in an evaluated round; None: any, in any
     train_scores: bool = False  # whether scores of the train split are told
+    runs: int = bounds.RUNS  # that are opened in its folder, all in all
     methods: tuple[str, ...] = ()  # that the silo agrees to; none: all that are registered
     message_bytes: int = 2**32
     parameters: int = 2**30  # of a model
@@ -26,7 +30,7 @@ class Limits:
     rounds: int = 100_000  # of a run
 
 
-SIMULATED = Limits(fewest_samples=1, smallest_batch=1, evaluations=None, train_scores=True)
+SIMULATED = Limits(fewest_samples=1, smallest_batch=1, evaluations=None, train_scores=True, runs=bounds.SHARED_RUNS)
 
 
 def parse_limits(texts: Iterable[str], start: Limits) -> Limits:
@@ -52,6 +56,8 @@ def _value(key: str, text: str) -> Any:
         if text not in ("true", "false"):
             raise InputError(f"train_scores = {text!r}: it is true or false")
         return text == "true"
+    if key == "evaluations" and text == ANY:
+        return None
     least = 0 if key == "repeats" else 1
     if not text.isdecimal() or int(text) < least:
         raise InputError(f"{key} = {text!r}: it is a whole number, {least} or more")
@@ -60,12 +66,16 @@ def _value(key: str, text: str) -> Any:
 
 def told(limits: Limits) -> list[str]:
     """For the people of a silo: what it will not do, and what each method that it agrees to makes it send."""
-    often = "any number of evaluations" if limits.evaluations is None else f"{limits.evaluations} evaluations"
+    evaluations = limits.evaluations
+    often = "any number of evaluations of it"
+    if evaluations is not None:
+        often = f"{evaluations} evaluations of a round that the run evaluates"
     lines = [
         f"takes part with at least {limits.fewest_samples} training samples, in batches of {limits.smallest_batch} or "
         "more (--fewest-samples, --smallest-batch)",
-        f"answers a round at most {1 + limits.repeats} times (--repeats), with {often} of it (--evaluations); tells "
+        f"answers a round at most {1 + limits.repeats} times (--repeats), with {often} (--evaluations); tells "
         f"scores of its {'train, ' if limits.train_scores else ''}val and test split (--train-scores)",
+        f"opens at most {limits.runs} runs in its folder (--runs), each for the rounds that the server tells at first",
         f"agrees to {'all methods' if not limits.methods else ', '.join(limits.methods)} (--methods); it would send",
     ]
     methods: dict[str, list[str]] = {}

@@ -50,6 +50,8 @@ class Agreement:
     data: dict[str, Any]  # how samples are read
     clients: list[int]  # ids of the silo's clients
     of: int  # clients of the federation
+    rounds: int  # of the run
+    every: int  # rounds between two evaluations; the last round has one, too
 
     @classmethod
     def checked(cls, content: Any, limits: Limits) -> "Agreement":
@@ -67,6 +69,11 @@ class Agreement:
             raise Refused("clients, input_shape, of and seed of a run are whole numbers, classes are names")
         if agreed.of > limits.clients or len(agreed.run) > 200:
             raise Refused(f"a federation of {agreed.of} clients is too large; at most {limits.clients}")
+        if not 1 <= agreed.rounds <= limits.rounds or agreed.every < 1:
+            raise Refused(
+                f"a run of {agreed.rounds} rounds, evaluated every {agreed.every}: it has 1 to {limits.rounds} "
+                "rounds, and is evaluated every 1 or more"
+            )
         if agreed.precision not in PRECISIONS or agreed.loss not in LOSSES:
             raise Refused(f"precision = {agreed.precision!r} or loss = {agreed.loss!r} is not known here")
         return agreed
@@ -91,7 +98,11 @@ class Workshop:
         self.x0 = self._checked_model(x0)
         with torch.device(engine.device):
             initial = self.algorithm.init_client(self.task, self.x0)
-        self.vault, self.asked = Vault(folder, initial, self.algorithm.named_tuples()), Asked(folder, limits)
+        self.vault, self.asked = self._kept(initial)
+
+    def _kept(self, initial: Tree) -> tuple[Vault, Asked]:
+        vault = Vault(self.folder, initial, self.algorithm.named_tuples())
+        return vault, Asked(self.folder, self.limits, rounds=self.agreed.rounds, every=self.agreed.every)
 
     def program(self, name: Any, round: int, *, upload: bool) -> Program:
         """One that a round of the method has, whose upload may leave; or one that makes a model, which stays."""
