@@ -163,6 +163,8 @@ class FederationSection(Section):
     max_bytes: Positive = 2**32  # of an answer
     cohort: Literal["secret", "seed"] = "secret"  # what draws a round's clients: a key of the server's, or the seed
     wait: Annotated[float, Field(gt=0)] = 300.0  # seconds for silos to connect, at the start and before a retry
+    hello: Annotated[float, Field(gt=0)] = 30.0  # seconds for a greeting's answer; the start waits as long to go on
+    min_nodes: Positive | None = None  # enough to start with after wait; None: all but those that were left out
 
 
 class PrivacySection(Section):

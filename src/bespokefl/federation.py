@@ -22,7 +22,7 @@ from bespokefl.model_programs import network_outputs
 from bespokefl.participation import Schedule
 from bespokefl.privacy import PrivacySettings
 from bespokefl.program import Call, Order, Result, Rows
-from bespokefl.rounds import History, RoundLoop, RoundRecord
+from bespokefl.rounds import History, RoundLoop, RoundRecord, check_train
 from bespokefl.scoring import Evaluation
 from bespokefl.sent import LastSent
 from bespokefl.serial import pack, unpack
@@ -77,6 +77,7 @@ class Federation(RoundLoop):
         dtype = data.x.dtype if data.x.is_floating_point() else torch.float32
         task = (model if isinstance(model, Task) else Task(model, dtype=dtype)).to(self.engine.device)
         attack = attack or Attack()
+        check_train(data)
         data = attack.poisoned(data, attack.malicious(data.clients, seed))
         super().__init__(
             task,

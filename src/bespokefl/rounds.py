@@ -115,7 +115,7 @@ class History:
         ]
 
 
-def _check_train(data: Census) -> None:
+def check_train(data: Census) -> None:
     """Every client has something to train on."""
     without = np.flatnonzero(data.sizes("train") == 0)
     if len(without):
@@ -163,7 +163,6 @@ class RoundLoop(ABC):
     ) -> None:
         self.task, self.data, self.algorithm, self.device = task, data, algorithm, device
         self.seed, self.attack = seed, attack
-        _check_train(data)
         self.malicious = attack.malicious(data.clients, seed)
         self.honest = np.setdiff1d(np.arange(data.clients), self.malicious)
         self.participation = Participation(data.clients, participation, clients_per_round, schedule, seed, secret)

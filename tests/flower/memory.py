@@ -12,7 +12,7 @@ import numpy as np
 
 from bespokefl.config import Experiment
 from bespokefl.config_file import parse_experiment
-from bespokefl.flower.envelope import Envelope, Handler, Reply
+from bespokefl.flower.envelope import LATE, Envelope, Handler, Reply
 from bespokefl.flower.remote import RemoteFederation
 from bespokefl.flower.roster import Roster
 from bespokefl.flower.server import make_federation
@@ -44,6 +44,8 @@ class Memory:
     gone: set[int] = field(default_factory=set)
     tamper: Callable[[int, Envelope, Envelope], Envelope | str] | None = None  # (node, request, answer)
     before: Callable[[int, Envelope], str | None] | None = None  # a text: the node does not even get the request
+    silent: set[int] = field(default_factory=set)  # nodes that are there and never answer
+    waited: float = 0.0  # seconds for these
     shuffle: np.random.Generator | None = None
     sent: list[tuple[int, Mapping[str, Any], int, int]] = field(default_factory=list)
 
@@ -54,7 +56,13 @@ class Memory:
         order = list(requests)
         if self.shuffle is not None:
             self.shuffle.shuffle(order)
+        if self.silent & set(order):
+            self.waited += seconds
+            time.sleep(min(seconds, 0.3))
         for node in order:
+            if node in self.silent:
+                yield Reply(node, None, f"{LATE} {seconds:g} s")
+                continue
             yield self._one(node, requests[node])
 
     def _one(self, node: int, request: Envelope) -> Reply:

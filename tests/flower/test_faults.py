@@ -99,7 +99,7 @@ def test_one_client_of_many_on_a_node_is_refused_alone(tmp_path: Path) -> None:
 
 
 def test_a_node_that_dies_in_a_round_comes_back_with_its_state(tmp_path: Path) -> None:
-    it = experiment("lg-mix", rounds=3)
+    it = experiment("lg-mix", rounds=4)
     transport = Memory(shards(tmp_path, it, HOSTED))
     here, notes = simulated(it), Notes()
     there = remote(it, transport, tmp_path, notes)

@@ -132,7 +132,7 @@ def test_no_answer_of_one_node_ends_a_start(what: str, tmp_path: Path) -> None:
 
 
 def test_a_start_says_once_why_a_node_is_left_out(tmp_path: Path) -> None:
-    it = experiment("fedavg", federation={"wait": 0.7})
+    it = experiment("fedavg", federation={"wait": 0.7, "min_nodes": 3})
     transport = Memory(shards(tmp_path, it, HOSTED))
     transport.tamper = lambda node, q, a: entry(a, name="\x07") if node == BAD else a
     notes = Notes()
@@ -141,12 +141,14 @@ def test_a_start_says_once_why_a_node_is_left_out(tmp_path: Path) -> None:
     assert sum("node 101" in text for text in notes.texts) == 1
 
 
-def test_two_that_disagree_are_both_told_to_the_operator() -> None:
+def test_the_largest_group_works_together_and_of_two_the_first() -> None:
     def about(side: int, silo: str) -> dict[str, Any]:
         clients = [{"id": None, "name": "a", "train": 1}]
-        return {"clients": clients, "input_shape": [side], "target": "labels", "classes": ["0"], "silo": silo}
+        samples = {"input_shape": [side], "target": "labels", "classes": ["0"]}
+        return {"clients": clients, "silo": silo, "kind": "own", **samples}
 
-    assert len(fitting({1: about(8, "a"), 2: about(9, "b")})[0]) == 2  # nobody knows who is wrong
+    fit, misfits = fitting({5: about(8, "a"), 2: about(9, "b")})
+    assert list(fit) == [5] and "(shape (9,), targets labels" in misfits[2] and "(shape (8,)" in misfits[2]
     fit, misfits = fitting({1: about(8, "a"), 2: about(9, "b"), 3: about(9, "c"), 4: about(9, "c")})
     assert list(fit) == [2, 3] and "another kind" in misfits[1] and "same silo as node 3" in misfits[4]
 

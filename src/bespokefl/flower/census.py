@@ -1,13 +1,14 @@
 """What the nodes say that they have, and who of them can work together."""
 
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from bespokefl.data.dataset import IntArray
 from bespokefl.data.digest import digest_of_names
 from bespokefl.flower import limits
+
+NOBODY = ""
 
 
 @dataclass(frozen=True)
@@ -20,8 +21,7 @@ class RemoteCensus:
     target: str  # labels, masks or numbers
     inputs: str  # numbers or tokens
     counts: Mapping[str, IntArray]  # by split
-    silos: tuple[str, ...]  # of each client: the silo that hosts it
-    kinds: frozenset[str]  # own, simulated
+    silos: tuple[str, ...]  # of each client: the silo that hosts it; NOBODY for one that is not there
 
     @property
     def clients(self) -> int:
@@ -51,43 +51,72 @@ class RemoteCensus:
 
 
 class Kind(NamedTuple):
-    """What a silo's samples are."""
+    """What a node hosts: nodes work together where this is the same."""
 
+    hosts: str  # own, simulated
+    of: int | None  # clients of the simulation
     input_shape: tuple[int, ...]
     target: str
     inputs: str
+    classes: tuple[str, ...]  # of the simulation; silos with samples of their own may have different ones
 
-    def __str__(self) -> str:
+    def unlike(self, other: "Kind") -> str:
+        """How a node of this kind differs from those of another, for people."""
+        if self.hosts != other.hosts:
+            return f"it hosts {_HOSTED[self.hosts]}, the others {_HOSTED[other.hosts]}"
+        mine, theirs = self._samples(), other._samples()
+        if mine != theirs:
+            return f"its samples are of another kind ({mine}) than the others' ({theirs})"
+        if self.of != other.of:
+            return f"it knows of {self.of} clients, the others of {other.of}"
+        return f"it has other classes ({len(self.classes)}) than the others ({len(other.classes)})"
+
+    def _samples(self) -> str:
         return f"shape {self.input_shape}, targets {self.target}, inputs {self.inputs}"
 
 
+_HOSTED = {"own": "samples of its own", "simulated": "simulated clients"}
+
+
 def kind_of(about: Mapping[str, Any]) -> Kind:
-    return Kind(tuple(about["input_shape"]), about["target"], about.get("inputs", "numbers"))
+    hosts, shape = about["kind"], tuple(about["input_shape"])
+    simulated = hosts == "simulated"
+    classes = tuple(about["classes"]) if simulated else ()
+    return Kind(
+        hosts, about.get("of") if simulated else None, shape, about["target"], about.get("inputs", "numbers"), classes
+    )
 
 
-def fitting(told: Mapping[int, Mapping[str, Any]]) -> tuple[dict[int, Mapping[str, Any]], dict[int, str]]:
+def fitting(
+    told: Mapping[int, Mapping[str, Any]],
+    unsuitable: Callable[[Mapping[str, Any]], str] = lambda about: "",
+    misplaced: Callable[[Mapping[str, Any]], str] = lambda about: "",
+) -> tuple[dict[int, Mapping[str, Any]], dict[int, str]]:
     """The nodes that can work together, by what they say of themselves, and why the others cannot.
 
-    A node whose samples are of another kind than those of more than half of all is left out; so is one that claims
-    clients of a simulation which a node before it has, or which the simulation of more than half does not have.
+    Nodes of one kind work together: the largest group of those that the configuration can run on, as ``unsuitable``
+    tells of one node; of two as large, that whose first node was heard first (of those heard at once, the smaller
+    number). Of these, a node is left out that is ``misplaced``, that is the same silo as one before it, or that claims
+    clients which one before it has, or nobody.
     """
-    kinds, sizes = Counter(map(kind_of, told.values())), Counter(about.get("of") for about in told.values())
-    kind, alike = kinds.most_common(1)[0] if kinds else (None, 0)
-    of, agreed = sizes.most_common(1)[0] if sizes else (None, 0)
+    misfits = {node: why for node, about in told.items() if (why := misplaced(about))}
+    kind, why_not = _chosen({node: about for node, about in told.items() if node not in misfits}, unsuitable)
     fit: dict[int, Mapping[str, Any]] = {}
-    misfits: dict[int, str] = {}
     taken: dict[int, int] = {}
     silos: dict[str, int] = {}
     clients, classes = 0, set[str]()
     for node, about in told.items():
+        if node in misfits:
+            continue
+        own = kind_of(about)
         ids = [entry["id"] for entry in about["clients"] if entry["id"] is not None]
-        if (twin := silos.get(about["silo"])) is not None:
+        if own in why_not:
+            misfits[node] = why_not[own]
+        elif kind is None or own != kind:
+            misfits[node] = own.unlike(kind) if kind is not None else "no node fits"
+        elif (twin := silos.get(about["silo"])) is not None:
             misfits[node] = f"it is the same silo as node {twin} (a copied folder?); every silo needs its own"
-        elif 2 * alike > len(told) and kind_of(about) != kind:
-            misfits[node] = f"its samples are of another kind ({kind_of(about)}) than the others' ({kind})"
-        elif 2 * agreed > len(told) and about.get("of") != of:
-            misfits[node] = f"it knows of {about.get('of')} clients, the others of {of}"
-        elif len(set(ids)) < len(ids) or (isinstance(of, int) and any(c >= of for c in ids)):
+        elif len(set(ids)) < len(ids) or (kind.of is not None and any(c >= kind.of for c in ids)):
             misfits[node] = f"it claims clients that are not there, or one twice: {ids[:10]}"
         elif claimed := [c for c in ids if c in taken]:
             misfits[node] = f"it claims the clients {claimed[:10]}, which node {taken[claimed[0]]} has"
@@ -100,6 +129,21 @@ def fitting(told: Mapping[int, Mapping[str, Any]]) -> tuple[dict[int, Mapping[st
             fit[node], silos[about["silo"]] = about, node
             taken |= dict.fromkeys(ids, node)
     return fit, misfits
+
+
+def _chosen(
+    told: Mapping[int, Mapping[str, Any]], unsuitable: Callable[[Mapping[str, Any]], str]
+) -> tuple[Kind | None, dict[Kind, str]]:
+    """The kind of those that work together, and why larger or earlier groups cannot."""
+    groups: dict[Kind, list[Mapping[str, Any]]] = {}
+    for about in told.values():
+        groups.setdefault(kind_of(about), []).append(about)
+    why_not: dict[Kind, str] = {}
+    for kind, members in sorted(groups.items(), key=lambda group: -len(group[1])):
+        if not (why := unsuitable(members[0])):
+            return kind, why_not
+        why_not[kind] = why
+    return None, why_not
 
 
 def all_classes(of_silos: list[list[str]]) -> tuple[str, ...]:

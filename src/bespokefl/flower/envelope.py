@@ -31,6 +31,9 @@ class Reply(NamedTuple):
     bytes_up: int = 0  # and of the answer
 
 
+LATE = "no answer within"  # how the error of a reply begins where a node kept silent
+
+
 class Transport(Protocol):
     """The server's way to its nodes."""
 

@@ -16,6 +16,7 @@ from bespokefl.flower.census import RemoteCensus
 from bespokefl.flower.envelope import Transport
 from bespokefl.flower.remote import RemoteFederation
 from bespokefl.flower.roster import Roster
+from bespokefl.flower.suitability import Suitability
 from bespokefl.interrupts import Interrupted, stop_on_signals
 from bespokefl.lock import working_in
 from bespokefl.progress import Reporter
@@ -48,8 +49,9 @@ def serve(
 
     with stop_on_signals(announce) as stop:
         for seed in experiment.seeds:
-            census = roster.gather(nodes, seed, stop)
-            _check_census(experiment, census)
+            census = roster.gather(nodes, seed, stop, Suitability(experiment, seed))
+            with experiment.origin.located():
+                choose_rule(experiment.eval.select, validated=bool(census.sizes("val").any()))
             for choice in experiment.algorithms:
                 with experiment.origin.located(choice.key):
                     make_federation(experiment, choice, seed, census, roster)
@@ -162,13 +164,6 @@ def _left_out(experiment: Experiment) -> Iterator[str]:
         yield "eval.features: left out, as it needs clients' samples"
     if experiment.new_clients.wanted:
         yield "[new_clients]: nobody joins afterwards; a new silo may use `bespoke adapt` on a simulation"
-
-
-def _check_census(experiment: Experiment, census: RemoteCensus) -> None:
-    with experiment.origin.located():
-        choose_rule(experiment.eval.select, validated=bool(census.sizes("val").any()))
-        if experiment.attack.kind != "none" and "own" in census.kinds:
-            raise InputError(f"attack.kind = {experiment.attack.kind!r}: only simulated clients can play attackers.")
 
 
 def _write_partition(path: Path, census: RemoteCensus) -> None:

@@ -21,7 +21,7 @@ from flwr.supercore.run import RunNotRunningException
 from flwr.superlink.grid.http_grid import HttpGrid
 
 from bespokefl.errors import RunError
-from bespokefl.flower.envelope import Envelope, Reply
+from bespokefl.flower.envelope import LATE, Envelope, Reply
 from bespokefl.flower.records import MESSAGE_TYPE, from_record, payload_bytes, to_record
 from bespokefl.flower.refusal import Refused, reading
 
@@ -102,7 +102,7 @@ class _Exchange:
             now = time.monotonic()
             if now >= self._deadline:
                 for node, silent in self._waiting.items():
-                    yield Reply(node, None, f"no answer within {self._seconds:g} s", bytes_down=silent.size)
+                    yield Reply(node, None, f"{LATE} {self._seconds:g} s", bytes_down=silent.size)
                 return
             try:
                 came = self._came.get(timeout=max(0.0, min(looked + LOOK, self._deadline) - now))
