@@ -33,13 +33,13 @@ class Command:
     def text(self) -> str:
         return self.output.read_text(encoding="utf-8")
 
-    def until(self, true: Callable[[], object], seconds: float = 60.0) -> None:
+    def until(self, true: Callable[[], object], seconds: float = 240.0) -> None:
         wait_until(true, seconds, lambda: f"{self.process.poll()}\n{self.text}")
 
-    def until_said(self, words: str, seconds: float = 60.0) -> None:
+    def until_said(self, words: str, seconds: float = 240.0) -> None:
         self.until(lambda: words in self.text, seconds)
 
-    def finished(self, seconds: float = 120.0) -> int:
+    def finished(self, seconds: float = 300.0) -> int:
         self.until(lambda: self.process.poll() is not None, seconds)
         return int(self.process.returncode)
 

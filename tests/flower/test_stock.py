@@ -53,6 +53,7 @@ def test_flowers_own_commands_give_the_same_numbers(tmp_path: Path) -> None:
     """`flower-superlink`, `flower-supernode`, `flwr run`: slow, as Flower starts a process for every message."""
     path, out, port = written(tmp_path, ["pgfedmo"], 2), tmp_path / "federation", free_port()
     files = make_certificates(tmp_path / "certs", ["localhost", LOCAL], ["a", "b"])
+    path.write_text(path.read_text().replace("[federation]", '[federation]\ncohort = "seed"'))
     scripts, home = Path(sys.executable).parent, tmp_path / "flwr"
     home.mkdir()
     (home / "config.toml").write_text(
