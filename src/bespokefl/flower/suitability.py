@@ -48,4 +48,4 @@ class Suitability:
         census = RemoteCensus(("",), classes, kind.input_shape, kind.target, kind.inputs, {}, ("",))
         task = assembly.make_task(self._experiment, self._seed, census)
         sample = made_up(kind.input_shape, classes, kind.target, kind.inputs)
-        check_fit(task, sample, Resident(sample, torch.device("cpu"), task.dtype))
+        check_fit(task, sample, Resident(sample.x, sample.y, torch.device("cpu"), task.dtype))
