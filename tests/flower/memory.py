@@ -134,11 +134,16 @@ def shards(folder: Path, it: Experiment, hosted: list[list[int]]) -> dict[int, H
     }
 
 
-def remote(it: Experiment, transport: Memory, folder: Path, notes: Notes | None = None) -> RemoteFederation:
-    """The first algorithm and seed of an experiment, ready for its first round."""
+def remote(
+    it: Experiment, transport: Memory, folder: Path, notes: Notes | None = None, rounds: int = 100
+) -> RemoteFederation:
+    """The first algorithm and seed of an experiment, ready for its first round; a test does as many as it wants."""
     roster = Roster(transport, it, folder, (notes or Notes()).note)
     census = roster.gather(len(transport.nodes()), it.seeds[0])
     federation = make_federation(it, it.algorithms[0], it.seeds[0], census, roster)
+    header = federation.site.opening.header
+    agreement = {**header["agreement"], "rounds": rounds}
+    federation.site.opening = Envelope({**header, "agreement": agreement}, federation.site.opening.arrays)
     federation.begin()
     return federation
 

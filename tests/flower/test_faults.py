@@ -320,7 +320,12 @@ def test_operational_settings_may_change_on_resume(tmp_path: Path) -> None:
 
 def test_a_run_that_ends_between_evaluations_has_the_figures_of_one_round(tmp_path: Path) -> None:
     """Those of the last evaluated one; what only a later model could tell is missing."""
-    it = experiment("fedavg", rounds=5, eval={"every": 2}, federation={"min_answers": 5, "retries": 0, "wait": 0.3})
+    it = experiment(
+        "fedavg",
+        rounds=5,
+        eval={"every": 2, "select": "last"},
+        federation={"min_answers": 5, "retries": 0, "wait": 0.3},
+    )
     transport = Memory(shards(tmp_path, it, HOSTED))
     transport.before = lambda node, q: "gone" if is_run(q) and q.header["round"] == 3 else None
     (folder,) = serve(it, tmp_path / "out", transport, nodes=3, resume=False, reporter=Notes()).failed

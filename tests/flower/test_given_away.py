@@ -280,7 +280,7 @@ def run_with(folder: Path, silo: Handler, name: Any = "fedavg", rounds: int = 1,
     assert isinstance(silo, Silo)
     tap.silo = silo
     it = experiment([name], **more)
-    tap.federation = remote(it, Memory({1: silo}, tamper=tap._hear), folder)
+    tap.federation = remote(it, Memory({1: silo}, tamper=tap._hear), folder, rounds=it.train.rounds)
     for _ in range(rounds):
         tap.federation.round()
     return tap

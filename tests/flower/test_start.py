@@ -75,7 +75,7 @@ def test_the_configuration_decides_before_the_number_of_nodes(tmp_path: Path) ->
 def test_a_shape_for_which_no_model_can_be_built_costs_its_node(tmp_path: Path) -> None:
     it = experiment("fedavg", rounds=1, federation=SOON, model={"hidden": [4000]})
     transport = Memory(shards(tmp_path, it, [[0], [1, 2, 3, 4]]))
-    lies(transport, 100, head(input_shape=[2**15, 2**15]))
+    lies(transport, 100, head(input_shape=[2**13, 2**13]))
     (line,), texts = begun(tmp_path, it, transport, 2)
     assert list(line["failed"]) == ["0"] and any("parameters; at most" in text for text in texts)
 
