@@ -87,9 +87,9 @@ def test_the_cohorts_size_comes_from_the_schedule() -> None:
     assert federate(schedule=[[0], [1, 2]]).setup.cohort_sizes == (1, 2)
     assert federate(schedule=[[0], [1, 2]], clients_per_round=2).setup.cohort_size == 2
     assert federate(schedule=lambda t: [0], clients_per_round=1).setup.cohort_size == 1
-    with pytest.raises(InputError, match=r"schedule asks 1, 2 or 3 clients in a round.*give clients_per_round"):
+    with pytest.raises(InputError, match=r"a round has 1, 2 or 3 clients, by .*schedule.*give clients_per_round"):
         _ = federate(schedule=[[0], [1, 2], [2], range(3)]).setup.cohort_size
-    with pytest.raises(InputError, match=r"schedule asks an unknown number of clients.*give clients_per_round"):
+    with pytest.raises(InputError, match=r"a round has an unknown number of clients.*give clients_per_round"):
         _ = federate(schedule=lambda t: [0]).setup.cohort_size
 
 

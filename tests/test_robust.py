@@ -229,6 +229,21 @@ def test_krum_says_so_when_too_few_answer() -> None:
         federation.round([0, 1, 2, 3, 5], silent=[2])
 
 
+@pytest.mark.parametrize(
+    ("hyper", "message"),
+    [
+        ({"aggregation": "trimmed", "trim": 0.25}, r"algorithm.trim = 0.25 \(fedavg\) cuts none of the 3 clients"),
+        ({"aggregation": "krum", "krum_f": 1}, r"Krum needs at least 2 f \+ 3 = 5 clients in a round, and there are 3"),
+    ],
+)
+def test_rounds_of_named_clients_are_checked_before_they_run(hyper: Any, message: str) -> None:
+    """A mean that cut nobody was taken for a trimmed one, without a word."""
+    federation = federate("fedavg", Sequential(), hyper=hyper)
+    with pytest.raises(InputError, match=message):
+        federation.round([0, 1, 2])
+    assert federation.rounds_done == 0
+
+
 OTHERS = ("ditto", "fedrep", "fedrod", "lg-mix", "l2sgd", "pgfed", "plgu-lf")
 
 

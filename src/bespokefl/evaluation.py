@@ -58,7 +58,8 @@ class Scorer:
 
     def __init__(self, task: Task, data: FederatedData, resident: Resident) -> None:
         self.task, self.data = task, data
-        self.judged = judged_by(task, data, check_fit(task, data, resident))
+        self.answer = check_fit(task, data, resident)
+        self.judged = judged_by(task, data, self.answer.shape)
 
     def look(self, rows: Sequence[Rows], *, closer: bool, usual: bool = True) -> Closer | None:
         """What is kept of the answers to the given rows; nothing where no metric needs it.

@@ -93,7 +93,7 @@ class Federation(RoundLoop):
         )
         resident = Resident(data.x, data.y, self.engine.device, task.dtype)
         self._scorer = Scorer(task, data, resident)
-        states = ClientStates(self._start(initial)[1])
+        states = ClientStates(self._start(initial, self._scorer.answer)[1])
         self.site = LocalSite(
             task,
             resident,

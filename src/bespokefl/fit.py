@@ -13,22 +13,23 @@ from bespokefl.data.federated import FederatedData
 from bespokefl.data.inputs import HOW_TO_SAY
 from bespokefl.engines.base import Resident, numerics
 from bespokefl.errors import InputError
-from bespokefl.task import Batch, Task
+from bespokefl.losses import class_logits
+from bespokefl.task import Answer, Batch, Task
 
 Found = TypeVar("Found")
 
 
-def check_fit(task: Task, data: FederatedData, resident: Resident) -> tuple[int, ...]:
-    """The shape of the model's answer to one sample; InputError where it is not one for these labels and this loss."""
+def check_fit(task: Task, data: FederatedData, resident: Resident) -> Answer:
+    """What the model answers to one sample; InputError where it does not fit these labels and this loss."""
     batch = _two_samples(task, data, resident)
     if not data.x.is_floating_point():
         _check_tokens(task, data, batch)
-    out = _answer(task, batch)
+    out, h = _answer(task, batch)
     shape = tuple(out.shape[1:])
     if task.classifies and not batch.y.is_floating_point():
         _check_masks(data, shape) if data.has_masks else _check_classes(data, shape)
     _check_losses(task, out, batch.y)
-    return shape
+    return Answer(shape, _from_head(task, out, h))
 
 
 def _two_samples(task: Task, data: FederatedData, resident: Resident) -> Batch:
@@ -51,9 +52,10 @@ def _check_tokens(task: Task, data: FederatedData, batch: Batch) -> None:
         check_token_range(data.x, data.splits, data.client_names, size)
 
 
-def _answer(task: Task, batch: Batch) -> Tensor:
+def _answer(task: Task, batch: Batch) -> tuple[Tensor, Tensor]:
+    """The outputs, and what the head was given."""
     try:
-        out = _numerically(task, batch.x.device, lambda: task.apply(task.initial, batch)[0])
+        out, h, _ = _numerically(task, batch.x.device, lambda: task.apply(task.initial, batch))
     except Exception as error:
         raise InputError(
             f"the model cannot be run on two samples of the shape {tuple(batch.x.shape[1:])} and dtype "
@@ -62,7 +64,17 @@ def _answer(task: Task, batch: Batch) -> Tensor:
     if not isinstance(out, Tensor) or not out.ndim or out.shape[0] != 2:
         seen = f"the shape {tuple(out.shape)}" if isinstance(out, Tensor) else f"a {type(out).__name__}"
         raise InputError(f"the model answers two samples with {seen}; it must be one tensor whose first axis is theirs")
-    return out
+    return out, h
+
+
+def _from_head(task: Task, out: Tensor, h: Tensor) -> bool:
+    """Whether classes are as likely as the head's own outputs have them: a log-softmax behind it changes nothing."""
+    try:
+        own = _numerically(task, out.device, lambda: task.head_outputs(task.initial, h))
+        likely = [class_logits(z.reshape(2, -1)).log_softmax(1) for z in (own, out)]
+    except Exception:  # a head that takes more than one tensor, perhaps
+        return False
+    return likely[0].shape == likely[1].shape and torch.allclose(*likely, rtol=1e-3, atol=1e-6)
 
 
 def _hint(task: Task, batch: Batch) -> str:

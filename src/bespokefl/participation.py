@@ -34,6 +34,7 @@ class Participation:
         secret: str | None = None,
     ) -> None:
         self._clients, self._seed, self.secret = clients, seed, secret
+        self.said = clients_per_round is not None  # the number for methods that need one
         given = _number(clients, share, clients_per_round)
         self._sampled = given if schedule is None else None
         self._function = schedule if callable(schedule) else None
@@ -41,7 +42,7 @@ class Participation:
         if self._listed is not None and not self._listed:
             raise InputError("schedule names the clients of 0 rounds; it has at least one")
         self.sizes: tuple[int, ...]  # that rounds may have, ascending; none: they are not known beforehand
-        if self._sampled is not None or clients_per_round is not None:
+        if self._sampled is not None or self.said:
             self.sizes = (given,)
         else:
             self.sizes = tuple(sorted({len(ids) for ids in self._listed or ()}))

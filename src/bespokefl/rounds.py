@@ -21,7 +21,7 @@ from bespokefl.participation import Participation, Schedule
 from bespokefl.privacy import Privacy, PrivacySettings, check_private
 from bespokefl.program import Call, Rows
 from bespokefl.scoring import Evaluation
-from bespokefl.task import Task
+from bespokefl.task import Answer, Task
 from bespokefl.trees import Model, Tree
 
 
@@ -167,6 +167,7 @@ class RoundLoop(ABC):
         self.honest = np.setdiff1d(np.arange(data.clients), self.malicious)
         self.participation = Participation(data.clients, participation, clients_per_round, schedule, seed, secret)
         self.rounds_done = 0
+        self._suited = set(self.participation.sizes)  # of rounds, that the method was told of
         self._private = privacy
 
     @property
@@ -187,19 +188,34 @@ class RoundLoop(ABC):
         """Of the noise; a simulation repeats itself, so its noise is no secret."""
         return self.seed
 
-    def _start(self, initial: Model | None) -> tuple[Model, Tree]:
+    def _start(self, initial: Model | None, answer: Answer) -> tuple[Model, Tree]:
         """Checks the method, and makes the server's state; the initial model, and a client's initial state."""
         x0 = self._initial(initial)
         setup = self.setup
         self.algorithm.check(self.task, setup)
+        self.algorithm.check_answer(self.task, answer)
         self.algorithm.named_tuples()  # two of one name are refused now, not when a checkpoint is read
         if self._private is not None:
             method = self.algorithm
             averaged = bool(method.averaged())
             check_private(self._private, method.name, method.weights, averaged, self.task, self.data.clients)
+        self._x0 = x0
+        self.server = self._first_state(setup)
         with torch.device(self.device):
-            self.server = self.algorithm.init(self.task, x0, setup)
             return x0, self.algorithm.init_client(self.task, x0)
+
+    def _first_state(self, setup: Setup) -> Tree:
+        with torch.device(self.device):
+            return self.algorithm.init(self.task, self._x0, setup)
+
+    def _check_size(self, n: int) -> None:
+        """Refuses a round of n clients of which the method was not told, if it minds."""
+        if n in self._suited:
+            return
+        self.algorithm.check(self.task, self.setup._replace(cohort_sizes=(n,)))
+        if not self.participation.said:  # a method that needs one number now meets two where it asks
+            self._first_state(self.setup._replace(cohort_sizes=tuple(sorted({*self.participation.sizes, n}))))
+        self._suited.add(n)
 
     def begin(self) -> None:  # noqa: B027
         """Before the first round of this process; a state to go on from is restored by then."""
@@ -211,11 +227,13 @@ class RoundLoop(ABC):
     def round(self, clients: Iterable[int] | None = None, silent: Collection[int] = ()) -> RoundRecord:
         """One round. ``clients`` overrides the sample; ``silent`` ones are asked but never answer.
 
-        What a method takes from the number of clients in a round (PGFed's first alpha) stays that of the federation:
-        say ``clients_per_round`` there if ``clients`` are always so many.
+        A method that starts from the number of clients in a round (PGFed's first alpha) refuses ``clients`` that are
+        fewer or more than the federation's own; say ``clients_per_round`` there, and that is the number.
         """
         who = self.participation
         ids = who.of(self.rounds_done) if clients is None else who.checked(clients)
+        if clients is not None:
+            self._check_size(len(ids))
         ledger, start = Ledger(), self._clock()
         cohort = Cohort(self.site, ids, self.rounds_done, silent=frozenset(silent), ledger=ledger)
         self.server = self.algorithm.at(cohort.round).round(self.server, cohort)

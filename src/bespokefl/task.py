@@ -6,6 +6,7 @@ buffers come back beside the gradient and are merged (``x | p.buffers``) or drop
 
 import contextlib
 import copy
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -72,6 +73,17 @@ class HeadSizes(NamedTuple):
     def classes(self) -> int:
         """Those that the outputs tell apart: a single one tells class 1 from class 0."""
         return max(2, self.outputs)
+
+
+class Answer(NamedTuple):
+    """What a model answers to a sample."""
+
+    shape: tuple[int, ...]
+    from_head: bool  # its classes are as likely as the head's own outputs have them
+
+    @property
+    def outputs(self) -> int:
+        return math.prod(self.shape)
 
 
 class Layer(NamedTuple):

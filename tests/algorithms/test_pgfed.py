@@ -243,6 +243,28 @@ def test_a_schedule_of_several_sizes_must_come_with_a_number(method: Any, schedu
     assert float(many(method(**EXAMPLE), clients_per_round=2, **options).server.A[0, 0]) == 0.5
 
 
+@pytest.mark.parametrize("method", [PGFed, PGFedMo])
+def test_rounds_of_named_clients_must_come_with_a_number(method: Any) -> None:
+    """Unless they are as many as the federation's own: alpha started at 1/5, and rounds had 3 clients."""
+    free: dict[str, Any] = {"schedule": None, "clients_per_round": None}
+    run = many(method(**EXAMPLE), **free)
+    with pytest.raises(InputError, match=r"a round has 3 or 5 clients, by .*give clients_per_round .* from 1 to 5"):
+        run.round(clients=SCHEDULE[0])
+    assert run.rounds_done == 0 and not len(run.site.states.clients)
+    assert run.round(clients=range(5)).failed == {}
+    assert many(method(**EXAMPLE), schedule=None, clients_per_round=None, participation=0.6).round([0, 1, 3]).round == 1
+
+
+def test_rounds_of_named_clients_with_a_number_are_those_of_the_schedule() -> None:
+    settings: dict[str, Any] = {**EXAMPLE, "local_epochs": 3}
+    named, scheduled = many(PGFed(**settings), schedule=None), many(PGFed(**settings), clients_per_round=None)
+    for clients in SCHEDULE:
+        named.round(clients)
+        scheduled.round()
+    same(named.server.w, scheduled.server.w)
+    assert torch.equal(named.server.A, scheduled.server.A)
+
+
 @both_engines
 @pytest.mark.parametrize("bounds", [{"alpha_cap": 0.2}, {"alpha_rows": "bounded"}])
 def test_bounds_of_alpha_against_the_reference(engine: Any, bounds: dict[str, Any]) -> None:

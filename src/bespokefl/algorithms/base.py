@@ -18,7 +18,7 @@ from bespokefl.model_programs import GLOBAL_MODEL, hand_over, network_outputs
 from bespokefl.optim import SGD, Adam, Buffers, Optimizer
 from bespokefl.program import Batches, Call, Down, Phase, Program, shuffled
 from bespokefl.serial import full_name
-from bespokefl.task import Batch, Pass, Task
+from bespokefl.task import Answer, Batch, Pass, Task
 from bespokefl.trees import Model, Tree, zeros
 
 AVERAGED_BY = ("averages", "round")
@@ -38,8 +38,8 @@ class Setup(NamedTuple):
         if len(self.cohort_sizes) == 1:
             return self.cohort_sizes[0]
         raise InputError(
-            f"schedule asks {self.told_sizes} in a round, and the method needs one number; give clients_per_round "
-            f"beside it, a number from 1 to {self.clients}"
+            f"a round has {self.told_sizes}, by participation, schedule or round(clients=...), and the method needs "
+            f"one number: give clients_per_round beside them, a number from 1 to {self.clients}"
         )
 
     @property
@@ -211,6 +211,9 @@ class Algorithm:
 
     def check(self, task: Task, setup: Setup) -> None:
         """Refuses (InputError) hyper-parameters that do not fit the model or the federation."""
+
+    def check_answer(self, task: Task, answer: Answer) -> None:
+        """Refuses (InputError) a model whose answers, looked at before the first round, the method cannot use."""
 
     def averaged(self) -> tuple[str, ...]:
         """The programs whose uploads may be averaged before the server has them."""

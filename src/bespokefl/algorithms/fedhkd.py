@@ -28,6 +28,7 @@ from torch import Tensor
 from bespokefl.algorithms.base import Newcomer, Setup, Training
 from bespokefl.algorithms.exchange import MODEL, Exchange
 from bespokefl.algorithms.fedavg import FedAvg, Kept
+from bespokefl.algorithms.headed import Headed
 from bespokefl.algorithms.hyper import hyper
 from bespokefl.cohort import Cohort
 from bespokefl.keyed import keyed_normal
@@ -48,7 +49,7 @@ class Collected(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FedHKD(FedAvg):
+class FedHKD(Headed, FedAvg):
     name: ClassVar[str] = "fedhkd"
     paper: ClassVar[str] = (
         "Chen et al., The Best of Both Worlds: Accurate Global and Personalized Models through Federated Learning with "
@@ -76,10 +77,6 @@ class FedHKD(FedAvg):
     )
     clip: float | None = hyper(None, "largest norm of a local gradient; nothing: as it is", above=0)
     weights: Literal["sample", "uniform"] = hyper("uniform", "p_i: aggregation by samples (n_i) or all clients alike")
-
-    def check(self, task: Task, setup: Setup) -> None:
-        super().check(task, setup)
-        task.head_sizes(self.name)
 
     def init(self, task: Task, x0: Model, setup: Setup) -> Tree:
         return {"w": x0, "known": {}}

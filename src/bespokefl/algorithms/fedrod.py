@@ -26,6 +26,7 @@ from bespokefl.algorithms.acting import when
 from bespokefl.algorithms.averaging import ModelAveraging
 from bespokefl.algorithms.base import Newcomer, OneModel, Setup
 from bespokefl.algorithms.exchange import MODEL, Exchange
+from bespokefl.algorithms.headed import Headed
 from bespokefl.algorithms.hyper import hyper
 from bespokefl.cohort import Cohort
 from bespokefl.hypernetwork import HyperNetwork, generate, initial_parameters
@@ -53,7 +54,7 @@ class Two(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FedRoD(ModelAveraging, OneModel):
+class FedRoD(Headed, ModelAveraging, OneModel):
     name: ClassVar[str] = "fedrod"
     paper: ClassVar[str] = (
         "Chen and Chao, On Bridging Generic and Personalized Federated Learning for Image Classification, ICLR 2022"
@@ -65,10 +66,6 @@ class FedRoD(ModelAveraging, OneModel):
 
     head: Literal["linear", "hyper"] = hyper("linear", "h_i^P: a head of the client's own, or written from its labels")
     width: int = hyper(16, 'width of the hypernetwork\'s layers (head="hyper")', low=1, when=when(head="hyper"))
-
-    def check(self, task: Task, setup: Setup) -> None:
-        super().check(task, setup)
-        task.head_sizes(self.name)
 
     def init(self, task: Task, x0: Model, setup: Setup) -> Tree:
         linear = self.head == "linear"

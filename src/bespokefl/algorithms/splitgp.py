@@ -32,6 +32,7 @@ from torch.nn import functional as F
 from bespokefl.algorithms.averaging import ModelAveraging
 from bespokefl.algorithms.base import Newcomer, Setup, Training
 from bespokefl.algorithms.exchange import Exchange
+from bespokefl.algorithms.headed import Headed
 from bespokefl.algorithms.hyper import hyper
 from bespokefl.cohort import Cohort
 from bespokefl.errors import InputError
@@ -50,7 +51,7 @@ class Kept(NamedTuple):
 
 
 @dataclass(frozen=True)
-class SplitGP(ModelAveraging):
+class SplitGP(Headed, ModelAveraging):
     name: ClassVar[str] = "splitgp"
     paper: ClassVar[str] = (
         "Han et al., SplitGP: Achieving Both Generalization and Personalization in Federated Learning, INFOCOM 2023"
@@ -68,7 +69,6 @@ class SplitGP(ModelAveraging):
 
     def check(self, task: Task, setup: Setup) -> None:
         super().check(task, setup)
-        task.head_sizes(self.name)
         linear = [layer.name for layer in task.layers if layer.kind == "linear"]
         if self.cut not in (None, task.head_name, *linear):
             raise InputError(

@@ -76,9 +76,9 @@ class RemoteFederation(RoundLoop):
             secret=None if roster.options.cohort == "seed" else new_key(),
         )
         sample = made_up(data.input_shape, data.classes, data.target, data.inputs)
-        shape = check_fit(task, sample, Resident(sample.x, sample.y, torch.device("cpu"), task.dtype))
-        self._judged = judged_by(task, sample, shape)
-        x0, state = self._start(initial)
+        answer = check_fit(task, sample, Resident(sample.x, sample.y, torch.device("cpu"), task.dtype))
+        self._judged = judged_by(task, sample, answer.shape)
+        x0, state = self._start(initial, answer)
         told, arrays = packed({"x0": x0})
         header = {"kind": "open", "federation": roster.federation, "agreement": {"run": run_id, **agreement}, **told}
         self.site = RemoteSite(
