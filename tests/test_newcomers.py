@@ -13,6 +13,7 @@ from tests.algorithms.numpy_hypernetwork import write
 from tests.test_contract import LAYOUTS, every_algorithm, federate, make_data
 
 from bespokefl.algorithms import ALGORITHMS, Algorithm, build_algorithm
+from bespokefl.algorithms.acting import ALWAYS, conditions
 from bespokefl.algorithms.fedavg import FedAvg
 from bespokefl.algorithms.fedrep import FedRep
 from bespokefl.algorithms.local import Local
@@ -298,3 +299,40 @@ def test_a_model_that_diverges_scores_nothing() -> None:
 
 def test_all_methods_are_tested() -> None:
     assert len(ALGORITHMS) == 34
+
+
+# what changes nothing ----------------------------------------------------------------------------------
+MOVES: dict[str, Any] = {"lr": 0.03, "momentum": 0.7, "batch_size": 2, "opt_state": "keep"}
+
+
+def configurations(name: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = [{}]
+    if not conditions(ALGORITHMS[name].cls).get("momentum", ALWAYS).never:
+        found.append({"momentum": 0.5})
+    found += [] if build_algorithm(name).why_not_adam else [{"optimizer": "adam"}]
+    return found + ([{**config, "private_head": True} for config in found] if name in ("pfedhn", "plgu-ghn") else [])
+
+
+@pytest.mark.parametrize("start", ["method", "global"])
+@every_algorithm
+def test_what_is_said_of_new_clients_acts_or_is_refused(name: str, start: Any) -> None:
+    """Each of their settings is moved: it changes their models, or is declared, and refused, as changing nothing."""
+    new = data_of(new_client())
+    for config in configurations(name):
+        federation = trained(build_algorithm(name, {"batch_size": 3}, config), rounds=1)
+        before = one(join(federation, new, Joining(epochs=2, start=start)))
+        for key, value in MOVES.items():
+            joining = Joining(epochs=2, start=start, **{key: value})
+            if key in joining.unused(federation.algorithm):
+                with pytest.raises(InputError, match=rf"new_clients.{key} = .*changes nothing: .*Leave it out"):
+                    join(federation, new, joining)
+                assert joining.without_unused(federation.algorithm) == Joining(epochs=2, start=start)
+                with pytest.MonkeyPatch.context() as patched:
+                    patched.setattr(Joining, "unused", lambda *_: {})
+                    assert not differs(before, one(join(federation, new, joining))), (key, config)
+            else:
+                assert differs(before, one(join(federation, new, joining))), (key, config)
+
+
+def differs(ours: Model, theirs: Model) -> bool:
+    return any(not torch.equal(v, theirs[k]) for k, v in ours.items())

@@ -89,6 +89,22 @@ def test_what_is_shared_is_said_and_recorded(tmp_path: Path) -> None:
     assert written == config["pfedme"] | {"unused": written["unused"]} and written["unused"].keys() == {"momentum"}
 
 
+def test_what_is_said_of_new_clients_is_said_to_change_nothing_and_recorded(tmp_path: Path) -> None:
+    """pfedme's new clients take plain steps: momentum for all methods' is fedavg's alone."""
+    new = "[new_clients]\ncount = 1\nepochs = 1\nmomentum = 0.5\n"
+    experiment = read(tmp_path, f"algorithms = ['pfedme', 'fedavg']\n{TRAIN.replace('momentum = 0.5', '')}{DATA}{new}")
+    said = run(experiment, tmp_path / "out")
+    assert said.count("changes nothing") == 1
+    assert "pfedme: new_clients.momentum changes nothing (its steps are plain ones)" in said
+    config: dict[str, Any] = {}
+    for label in ("pfedme", "fedavg"):
+        config[label] = tomllib.loads((tmp_path / "out" / label / "seed-0" / "config.toml").read_text())
+    assert config["pfedme"]["unused"] == {"new_clients.momentum": "its steps are plain ones"}
+    assert "momentum" not in config["pfedme"]["new_clients"]
+    assert "unused" not in config["fedavg"] and config["fedavg"]["new_clients"]["momentum"] == 0.5
+    assert "finished before, skipped" in run(experiment, tmp_path / "out", resume=True)
+
+
 def test_what_is_tuned_acts_in_the_method(tmp_path: Path) -> None:
     grid = "[tune.grid]\ntrain.momentum = [0.0, 0.9]\nalgorithm.trim = [0.2, 0.3]\ntrain.lr = [0.1]\n"
     spaces = read_spaces(read(tmp_path, SHARED + grid))

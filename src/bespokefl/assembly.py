@@ -19,10 +19,12 @@ from bespokefl.engines import Engine, build_engine
 from bespokefl.errors import InputError
 from bespokefl.federation import Federation
 from bespokefl.privacy import PrivacySettings
+from bespokefl.results.new_clients import joining_of
 from bespokefl.rng import derived_seed
 from bespokefl.rounds import Census
 from bespokefl.task import Task
 
+NEW_CLIENTS = "new_clients"  # the section
 OF_THE_RUN = frozenset({"rounds", "participation", "loss"})  # keys of [train] that algorithms are not told
 
 
@@ -107,8 +109,14 @@ def unused(experiment: Experiment, choice: AlgorithmChoice) -> dict[str, str]:
     """What the method is told with others and does not use, each with the reason."""
     told = _settings(experiment).keys() | choice.shared
     own = _told(experiment, choice)[1]
-    idle = make_algorithm(experiment, choice).unused()
-    return {name: why for name, why in idle.items() if name in told and name not in own}
+    algorithm = make_algorithm(experiment, choice)
+    found = {name: why for name, why in algorithm.unused().items() if name in told and name not in own}
+    return found | {f"{NEW_CLIENTS}.{name}": why for name, why in _unused_by_newcomers(experiment, algorithm).items()}
+
+
+def _unused_by_newcomers(experiment: Experiment, algorithm: Algorithm) -> dict[str, str]:
+    section = experiment.new_clients
+    return joining_of(section).unused(algorithm) if section.wanted else {}
 
 
 def without_unused(experiment: Experiment, choice: AlgorithmChoice) -> AlgorithmChoice:
@@ -176,7 +184,7 @@ def resolved_with(
 ) -> Document:
     """The same with a given table of the data."""
     attack = {} if experiment.attack.kind == "none" else {"attack": experiment.attack.model_dump()}
-    new = experiment.new_clients
+    new, no_steps = experiment.new_clients, _unused_by_newcomers(experiment, make_algorithm(experiment, choice))
     return {
         "seeds": [seed],
         "algorithm": {"name": choice.name, "label": choice.label} | _hyper(experiment, choice),
@@ -189,7 +197,7 @@ def resolved_with(
         "output": experiment.output.model_dump(),
         **attack,
         **({"privacy": experiment.privacy.model_dump()} if experiment.privacy.wanted else {}),
-        **({"new_clients": new.model_dump()} if new.wanted else {}),
+        **({NEW_CLIENTS: new.model_dump(exclude=set(no_steps))} if new.wanted else {}),
         **({"unused": idle} if (idle := unused(experiment, choice)) else {}),
     }
 

@@ -6,7 +6,7 @@ new clients run in the engine at once. The federation is read, never written.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Literal, NamedTuple, get_args, get_type_hints
 
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from bespokefl import trees
 from bespokefl.algorithms import Algorithm
+from bespokefl.algorithms.acting import in_words
 from bespokefl.algorithms.base import Newcomer
 from bespokefl.data import FederatedData
 from bespokefl.engines.base import Job, Resident
@@ -69,6 +70,18 @@ class Joining:
         return {key: None if value == "full" else value for key, value in given.items() if value is not None}
 
 
+    def unused(self, algorithm: Algorithm) -> dict[str, str]:
+        """What is said here and changes nothing in the method, each with the reason."""
+        given = self.settings()
+        idle = algorithm.for_newcomers(**given).unused_by_newcomers(tuning=self.start == "global")
+        said = given.keys() | ({"opt_state"} if self.opt_state != Joining.opt_state else set())
+        return {name: why for name, why in idle.items() if name in said}
+
+    def without_unused(self, algorithm: Algorithm) -> "Joining":
+        """The same without what changes nothing."""
+        return replace(self, **{name: getattr(Joining, name) for name in self.unused(algorithm)})
+
+
 class Joined(NamedTuple):
     """New clients after their epochs; rows of the arrays are epochs, the first one being the start, columns clients."""
 
@@ -92,9 +105,15 @@ def join(
 ) -> Joined:
     """Let all clients of ``data`` join a trained federation.
 
+    InputError for a setting that changes nothing in its method.
     ``clients`` are their numbers, which fix their batches; by default those that follow the federation's own.
     """
     _check(federation, data)
+    for name, why in joining.unused(federation.algorithm).items():
+        raise InputError(
+            f"new_clients.{name} = {in_words(getattr(joining, name))} ({federation.algorithm.name}) changes nothing: "
+            f"{why}. Leave it out (--{name.replace('_', '-')} of bespoke adapt)."
+        )
     algorithm, joiner, outputs = _procedure(federation, joining)
     ids = federation.data.clients + np.arange(data.clients) if clients is None else np.asarray(clients, dtype=np.int64)
     group = _Group(federation, data, ids, joiner, outputs)

@@ -87,6 +87,8 @@ class Adam:
 
     def step(self, x: Model, grad: Model, buffers: Buffers, lr: Tensor | None = None) -> tuple[Model, Buffers]:
         """Moves the names in ``grad`` only. ``lr`` overrides the constant rate, as a tensor of the download."""
+        if not grad:
+            return x, buffers
         if _counts(self.weight_decay):
             grad = {k: _plus(g, self.weight_decay, x[k]) for k, g in grad.items()}
         buffers = buffers | {k: self._remember(g, buffers[k]) for k, g in grad.items()}

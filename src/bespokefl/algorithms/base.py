@@ -96,6 +96,12 @@ class Algorithm:
     # When inherited hyper-parameters act, by name, where that is not always; what the bases say holds besides.
     acts: ClassVar[Mapping[str, Condition]] = {}
 
+    # Likewise of lr, momentum, batch_size and opt_state of the steps that a new client takes by `newcomer`.
+    newcomer_acts: ClassVar[Mapping[str, Condition]] = {
+        "momentum": when(optimizer="sgd"),
+        "opt_state": unless(momentum=0) | when(optimizer="adam"),
+    }
+
     lr: float = hyper(0.05, "eta: step size of local SGD", low=0)
     lr_decay: float = hyper(1.0, "factor of lr from round to round: eta_t = eta lr_decay^t", above=0, high=1)
     momentum: float = hyper(0.0, "momentum of local SGD", low=0, below=1, when=when(optimizer="sgd"))
@@ -240,6 +246,11 @@ class Algorithm:
         """The same method with another lr, momentum or batch_size for the steps that a new client takes."""
         named = {self.newcomer_settings.get(key, key): value for key, value in settings.items()}
         return self._with(**settings | named) if settings else self
+
+    def unused_by_newcomers(self, *, tuning: bool = False) -> dict[str, str]:
+        """What changes nothing in a new client's steps, each with the reason; ``tuning``: if they are plain SGD."""
+        acts = Algorithm.newcomer_acts if tuning else self.newcomer_acts
+        return {name: why for name, condition in acts.items() if (why := condition.why_not(vars(self)))}
 
     def _with(self, **values: Any) -> Self:
         """A copy with other values; whether they change anything is not asked."""

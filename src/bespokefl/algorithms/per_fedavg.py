@@ -47,6 +47,7 @@ class PerFedAvg(ModelAveraging, OneModel):
         "momentum": never("its meta steps are plain ones"),
         "opt_state": never("its plain steps have no state"),
     }
+    newcomer_acts: ClassVar = dict.fromkeys(("momentum", "opt_state"), never("its steps are plain ones"))
 
     lr: float = hyper(0.001, "beta: step size of the meta step", low=0)
     alpha: float = hyper(0.01, "alpha: size of the step that adapts w to a client, eq. (3)", low=0)

@@ -25,6 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from bespokefl.algorithms.acting import unless, when
 from bespokefl.algorithms.base import Algorithm, Newcomer, Setup, Training
 from bespokefl.algorithms.exchange import CHANGE, STATISTICS, Exchange
 from bespokefl.algorithms.hyper import hyper
@@ -69,6 +70,11 @@ class HyperNetworked(Algorithm):
     sends: ClassVar = {"delta": None}
     exchanges: ClassVar = (Exchange("train", {"delta": CHANGE, "rest": STATISTICS}),)
     stays: ClassVar = {"head": "its head, if `private_head`"}
+    newcomer_acts: ClassVar = {
+        "momentum": when(embed_opt="sgd") | when(private_head=True, optimizer="sgd"),
+        "opt_state": when(embed_opt="sgd") & unless(momentum_h=0)
+        | when(private_head=True) & (unless(momentum=0) | when(optimizer="adam")),
+    }
 
     lr: float = hyper(0.005, "eta: step size of local SGD", low=0)
     momentum: float = hyper(0.9, "momentum of local SGD", low=0, below=1)

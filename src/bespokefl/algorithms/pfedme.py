@@ -61,6 +61,7 @@ class PFedMe(ModelAveraging, OneModel):
         "opt_state": never("its plain steps have no state"),
         "local_epochs": when(local_unit="epochs"),
     }
+    newcomer_acts: ClassVar = dict.fromkeys(("momentum", "opt_state"), never("its steps are plain ones"))
 
     lr: float = hyper(0.005, "eta: step size of w_i", low=0)
     batch_size: int | None = hyper(20, "samples of a local step; nothing: the whole split", low=1)

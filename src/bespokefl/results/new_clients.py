@@ -21,7 +21,7 @@ def let_new_clients_join(
     data = federation.data.held_out
     assert data is not None
     ids = np.array(data.record["held_out"], dtype=np.int64)
-    joining = Joining(**section.model_dump(exclude={"count", "share", "choose"}))
+    joining = joining_of(section).without_unused(federation.algorithm)
 
     def tell(epoch: int, train: Evaluation, test: Evaluation) -> None:
         if epoch in (0, joining.epochs):
@@ -38,6 +38,11 @@ def let_new_clients_join(
     }
     files.write_csv(folder / files.NEW_CLIENTS, columns)
     return _figures(joined, joining)
+
+
+def joining_of(section: NewClientsSection) -> Joining:
+    """What an experiment says of the steps that new clients take."""
+    return Joining(**section.model_dump(exclude={"count", "share", "choose"}))
 
 
 def _figures(joined: Joined, joining: Joining) -> dict[str, Any]:
