@@ -71,10 +71,10 @@ def _from_head(task: Task, out: Tensor, h: Tensor) -> bool:
     """Whether classes are as likely as the head's own outputs have them: a log-softmax behind it changes nothing."""
     try:
         own = _numerically(task, out.device, lambda: task.head_outputs(task.initial, h))
-        likely = [class_logits(z.reshape(2, -1)).log_softmax(1) for z in (own, out)]
+        of_head, of_model = (class_logits(z.reshape(2, -1)).log_softmax(1) for z in (own, out))
     except Exception:  # a head that takes more than one tensor, perhaps
         return False
-    return likely[0].shape == likely[1].shape and torch.allclose(*likely, rtol=1e-3, atol=1e-6)
+    return of_head.shape == of_model.shape and torch.allclose(of_head, of_model, rtol=1e-3, atol=1e-6)
 
 
 def _hint(task: Task, batch: Batch) -> str:
