@@ -205,13 +205,16 @@ def _plain(value: Any) -> Any:
 def collect(folder: Path, experiment: str, made: Made) -> list[str]:
     """Take in the finished runs of an output folder of `bespoke reproduce`; the settings that had some.
 
-    A run takes the place of an earlier one of the same method and seed.
+    A run takes the place of an earlier one of the same method and seed. One that settings have in common, which the
+    comparison in the folder says, is taken in for each of them.
     """
     taken: dict[str, list[RunDigest]] = {}
+    elsewhere = _elsewhere(folder)
     for part in parts(experiment):
-        if not (folder / part.name).is_dir():
+        others = {label: folder / setting for label, setting in elsewhere.get(part.name, {}).items()}
+        if not (others or (folder / part.name).is_dir()):
             continue
-        new = digest_runs(folder / part.name, part.experiment.paper.metrics, made)
+        new = digest_runs(folder / part.name, part.experiment.paper.metrics, made, others)
         for run in new:
             _check(part, run)
         if new:
@@ -223,6 +226,13 @@ def collect(folder: Path, experiment: str, made: Made) -> list[str]:
         write_digest(path, [runs[key] for key in sorted(runs)])
     read_table.cache_clear()
     return list(taken)
+
+
+def _elsewhere(folder: Path) -> dict[str, dict[str, str]]:
+    """By setting and method, the setting in whose folder the runs of both are."""
+    path = folder / "comparison.json"
+    settings = json.loads(path.read_text(encoding="utf-8"))["settings"] if path.is_file() else []
+    return {setting["name"]: setting.get("runs_of", {}) for setting in settings}
 
 
 def _check(part: Part, run: RunDigest) -> None:

@@ -213,6 +213,30 @@ name = "two"
 data.alpha = 0.7  # settings that are alike run once
 paper.numbers.mean = { local = 80.0, fedavg = 70.0 }
 """
+ALIKE = 'algorithms = ["local", { name = "fedavg", lr = 0.2 }]'
+
+
+def test_runs_that_settings_have_in_common_are_taken_in_for_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Local is the same in both settings and runs in the first; FedAvg runs in both, its gains are over that Local."""
+    monkeypatch.setattr(stored_runs, "EXPERIMENTS", tmp_path / "experiments")
+    monkeypatch.setattr(stored_runs, "COLLECTION", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "experiments").mkdir()
+    table = TABLE.replace("RATE", "0.1").replace("BATCH", "10").replace("data.alpha = 0.7", ALIKE)
+    (tmp_path / "experiments/pgfed-table78.toml").write_text(table.replace('["mean"]', '["mean", "gain"]'))
+    result = CliRunner().invoke(app, ["reproduce", "pgfed-table78", "--out", "out", "--jobs", "1"])
+    assert result.exit_code == 0, result.output
+    assert not (tmp_path / "out/two/local").exists()
+    made = Made(command="bespoke reproduce pgfed-table78", hardware="two cores, today")
+    assert collect(tmp_path / "out", "pgfed-table78", made) == ["one", "two"]
+    one, two = (read_digest(tmp_path / f"pgfed-table78-{setting}.json") for setting in ("one", "two"))
+    assert [(run["label"], run["seed"]) for run in two] == [("fedavg", 0), ("fedavg", 1), ("local", 0), ("local", 1)]
+    assert two[2:] == one[2:] and two[:2] != one[:2]
+    assert all(run["measures"]["gain"] is not None for run in two[:2])
+    table_two = read_table("pgfed-table78", "two")
+    assert sorted(table_two.current("local", "mean")) == [0, 1]
 
 
 def test_a_folder_of_runs_becomes_a_row_in_one_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

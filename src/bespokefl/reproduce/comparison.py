@@ -2,7 +2,7 @@
 
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -53,6 +53,7 @@ class SettingResult:
     uncomparable: frozenset[str] = frozenset()  # these columns
     has_runs: bool = True  # of its own
     borrowed: str = ""  # the settings whose runs are its own, too, and of which methods where not of all
+    runs_of: Mapping[str, str] = field(default_factory=dict)  # by method: the setting whose runs are also its own
 
 
 @dataclass(frozen=True)
@@ -131,6 +132,7 @@ def compare_setting(
         borrowed=" and ".join(
             f"{'' if all_ else f'{who} of '}{setting}" for setting, who, all_ in _lenders(part, others)
         ),
+        runs_of={label: other.setting for label, other in others.items()},
     )
 
 
@@ -246,6 +248,7 @@ def to_json(comparison: Comparison) -> dict[str, Any]:
                 "departures": list(setting.departures),
                 "missing_data": setting.missing_data or None,
                 "remarks": list(setting.remarks),
+                "runs_of": dict(setting.runs_of),
                 "columns": [_column_json(column, comparison) for column in setting.columns],
             }
             for setting in comparison.settings

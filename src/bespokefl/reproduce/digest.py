@@ -68,9 +68,17 @@ OF_ACCURACIES = {  # measures that follow from what is kept of every run
 }
 
 
-def digest_runs(folder: Path, metrics: Sequence[str], made: Made) -> list[RunDigest]:
-    """Of all finished runs of a setting, by label, then seed; with the given measures of each."""
-    finished = [run for run in read_runs(folder) if run.summary is not None]
+def digest_runs(
+    folder: Path, metrics: Sequence[str], made: Made, elsewhere: Mapping[str, Path] | None = None
+) -> list[RunDigest]:
+    """Of all finished runs of a setting, by label, then seed; with the given measures of each.
+
+    ``elsewhere`` has the folders of other settings that hold the runs of some methods.
+    """
+    runs = [*read_runs(folder)] if folder.is_dir() else []
+    for label, other in (elsewhere or {}).items():
+        runs += [run for run in read_runs(other) if run.label == label]
+    finished = [run for run in runs if run.summary is not None]
     local = {run.seed: run for run in finished if run.label == BASELINE}
     return [_digest(run, local.get(run.seed), metrics, made) for run in finished]
 
