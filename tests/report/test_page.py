@@ -86,6 +86,21 @@ def test_everything_is_drawn_without_complaint_or_network(shown: Page, report: P
         assert title in titles
 
 
+def test_the_histograms_over_the_global_model_have_a_bar_for_each_width(tab: Page, tmp_path: Path) -> None:
+    of_global = {"global_accuracy": [0.5] * 4}
+    write_run(tmp_path, "pgfed", accuracy=[0.8, 0.45, 0.52, 0.5], more=of_global)
+    write_run(tmp_path, "ditto", accuracy=[0.6, 0.61, 0.6, 0.6], more=of_global)
+    tab.open(write_page(tmp_path))
+    tab.wait("window.bespokeReport")
+    tab.evaluate("bespokeReport.drawAll()")
+    assert tab.complaints == []
+    assert marks(tab, "over-global-pgfed", "rect") == 4 and marks(tab, "over-global-ditto", "rect") == 1
+    told = [tuple(row.values()) for row in numbers(tab, "over-global-pgfed")]
+    assert told == [("-6.0", "-4.0", "1"), ("0.0", "2.0", "1"), ("2.0", "4.0", "1"), ("30.0", "32.0", "1")]
+    tab.evaluate("document.querySelector('.chip[data-method=\"ditto\"] input').click()")
+    assert tab.evaluate("document.querySelector('[data-panel=\"over-global-ditto\"]').hidden")
+
+
 def test_charts_are_drawn_when_they_come_into_sight(tab: Page, report: Path) -> None:
     tab.open(report, height=600)
     tab.evaluate("document.querySelector('[data-panel=\"score-of-clients\"]').scrollIntoView()")

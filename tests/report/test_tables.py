@@ -8,8 +8,18 @@ import pytest
 from scipy.stats import linregress
 from tests.report.folders import CLIENTS, accuracies, write_comparison, write_labels, write_run
 
+from bespokefl.report.charts.personalisation import Bars, common_bars
+from bespokefl.report.content import gather_content
 from bespokefl.report.facts import regression, shown_facts
-from bespokefl.report.gather import Comparison, clients_table, curves_table, gamma_table, methods_table, thinned
+from bespokefl.report.gather import (
+    Comparison,
+    clients_table,
+    curves_table,
+    gains_over_global,
+    gamma_table,
+    methods_table,
+    thinned,
+)
 from bespokefl.report.labels import labels_table
 from bespokefl.report.tables import packed, plain, rows
 from bespokefl.results.facts import read_facts
@@ -41,6 +51,34 @@ def test_every_client_with_the_rounds_it_took_part_in(tmp_path: Path) -> None:
     taken = {(row["method"], row["client"]): row["rounds"] for row in rows(clients_table(_read(tmp_path)))}
     assert [taken["fedavg", k] for k in range(CLIENTS)] == list(range(CLIENTS))
     assert {taken["local", k] for k in range(CLIENTS)} == {None}
+
+
+def test_every_client_with_its_gain_over_the_runs_global_model(tmp_path: Path) -> None:
+    own, of_global = [0.9, 0.5, 0.25], [0.6, 0.55, 0.25]
+    write_run(tmp_path, "pgfed", accuracy=own, more={"global_accuracy": np.array(of_global)})
+    write_run(tmp_path, "local", accuracy=own)
+    assert gains_over_global(_read(tmp_path)) == {"pgfed": [30, -5, 0]}
+
+
+def test_the_gains_over_the_global_model_are_drawn_of_methods_that_have_both(tmp_path: Path) -> None:
+    """Bars of one width and range for all, so that zero is an edge and every client is in one."""
+    gains = {"pgfed": [0.3, -0.05, 0.02], "ditto": [0.11, 0.14, 0.0]}
+    for label, gain in gains.items():
+        more = {"global_accuracy": np.full(3, 0.5)}
+        write_run(tmp_path, label, accuracy=list(0.5 + np.array(gain)), more=more)
+    write_run(tmp_path, "fedavg", accuracy=[0.6, 0.7, 0.8], more={"global_accuracy": np.array([0.6, 0.7, 0.8])})
+    write_run(tmp_path, "local", accuracy=[0.6, 0.7, 0.8])
+    content = gather_content(_read(tmp_path))
+    section = next(section for section in content.sections if section.id == "over-global")
+    assert sorted(panel.method for panel in section.panels) == ["ditto", "pgfed"]
+    assert common_bars([30, -5, 2, 11, 14, 0]) == Bars(step=2, low=-6, high=32)
+    assert common_bars([0.1, 0.2]) == Bars(step=0.5, low=-0.5, high=0.5)
+    assert common_bars([-40.0, 80.0]) == Bars(step=10, low=-40, high=90)
+    assert content.tables["over-global-pgfed"] == {"from": [-6, 2, 30], "to": [-4, 4, 32], "clients": [1, 1, 1]}
+    assert content.tables["over-global-ditto"] == {"from": [0, 10, 14], "to": [2, 12, 16], "clients": [1, 1, 1]}
+    bare = tmp_path / "bare"
+    write_run(bare, "local", accuracy=[0.6, 0.7])
+    assert "over-global" not in {section.id for section in gather_content(_read(bare)).sections}
 
 
 def _read(out: Path) -> Comparison:

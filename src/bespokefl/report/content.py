@@ -2,9 +2,17 @@
 
 from dataclasses import dataclass
 
-from bespokefl.report.charts import clients, facts, labels, rounds, surface, tradeoffs
+from bespokefl.report.charts import clients, facts, labels, personalisation, rounds, surface, tradeoffs
 from bespokefl.report.facts import shown_facts
-from bespokefl.report.gather import Comparison, Problem, clients_table, curves_table, gamma_table, methods_table
+from bespokefl.report.gather import (
+    Comparison,
+    Problem,
+    clients_table,
+    curves_table,
+    gains_over_global,
+    gamma_table,
+    methods_table,
+)
 from bespokefl.report.labels import labels_table
 from bespokefl.report.panels import Looks, Panel, Section
 from bespokefl.report.surface import shown_surfaces
@@ -45,9 +53,12 @@ def gather_content(comparison: Comparison) -> Content:
     around, damaged = shown_surfaces(comparison)
     problems += damaged
     tables |= {surface.surface_table(one): one.table for one in around}
+    over_global = gains_over_global(comparison)
+    tables |= personalisation.over_global_tables(over_global)
     sections = [
         clients.distribution(looks, dots),
         clients.gain(looks, dots),
+        personalisation.over_global(looks, over_global),
         rounds.convergence(looks, len(comparison.seeds)),
         tradeoffs.personal_and_general(tables["methods"]),
         tradeoffs.cost(looks),

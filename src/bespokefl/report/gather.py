@@ -15,6 +15,7 @@ from bespokefl.results import methods
 from bespokefl.results.files import CONFIG, Line, StoredRun
 from bespokefl.results.table import MethodRow, method_rows
 
+DIGITS_OF_GAIN = 6  # so that a gain of 5 points is no 4.9999999
 MOST_ROUNDS = 200  # drawn of a curve; more are thinned evenly
 REFERENCES = {"local": "Local", "fedavg": "FedAvg"}  # algorithms that clients' gains may be measured against
 
@@ -152,6 +153,24 @@ def clients_table(comparison: Comparison) -> Table:
                 part[f"over_{name}"] = gain[scored]
             parts.append({name: plain(values) for name, values in part.items()})
     return stack(parts)
+
+
+def gains_over_global(comparison: Comparison) -> dict[str, list[float]]:
+    """Of every client and seed, in percentage points, by method; without those whose clients use the global model."""
+    found: dict[str, list[float]] = {}
+    for label, own in comparison.methods.items():
+        gains = [100 * (methods.scores(run) - _of_global_model(run)) for run in own]
+        known = [float(gain) for gain in np.concatenate(gains).round(DIGITS_OF_GAIN) if not np.isnan(gain)]
+        if any(known):
+            found[label] = known
+    return found
+
+
+def _of_global_model(run: StoredRun) -> npt.NDArray[np.float64]:
+    """What the run's own global model scores on each client's data; nan where there is none."""
+    assert run.clients is not None
+    unknown = np.full(len(run.clients["client"]), np.nan)
+    return run.clients.get(f"global_{methods.metric(run)}", unknown).astype(np.float64)
 
 
 def _taken_part(run: StoredRun) -> npt.NDArray[np.float64]:

@@ -95,7 +95,7 @@ def _histogram(label: str, bars: Bars, highest: int) -> Panel:
     zero = alt.Chart(alt.InlineData([{"zero": 0}])).mark_rule(color=ink("soft"), strokeWidth=1.2).encode(x="zero:Q")
     return Panel(
         _table(label),
-        label,
+        f"{label}: gain over the global model",
         f"Clients by gain, in steps of {bars.step:g} points.",
         alt.layer(drawn, zero).properties(height=HEIGHT),
         _table(label),
