@@ -197,12 +197,12 @@ def test_the_configuration_repeats_the_run(finished: Path) -> None:
 
 
 def test_start_and_settings_of_their_own(finished: Path, tmp_path: Path) -> None:
-    new = {"share": 0.34, "start": "global", "lr": 0.02, "momentum": 0.0, "batch_size": "full", "opt_state": "keep"}
+    new = {"share": 0.34, "start": "global", "lr": 0.02, "momentum": 0.5, "batch_size": "full", "opt_state": "keep"}
     run(tmp_path / "out", document(finished / "data.npz", ["fedrep"], **new))
     figures = summary(tmp_path / "out/fedrep/seed-0")["new_clients"]
     assert figures["how"] == "the mean of the clients' models by samples, fine-tuned"
     assert (figures["clients"], figures["start"], figures["opt_state"]) == (2, "global", "keep")
-    assert (figures["lr"], figures["momentum"], figures["batch_size"]) == (0.02, 0.0, None)
+    assert (figures["lr"], figures["momentum"], figures["batch_size"]) == (0.02, 0.5, None)
 
 
 def test_random_ones(finished: Path) -> None:

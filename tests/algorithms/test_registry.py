@@ -14,7 +14,7 @@ from bespokefl.algorithms.fedavg import FedAvg
 from bespokefl.algorithms.hyper import checked, hyper
 from bespokefl.errors import InputError
 
-NOT_METHODS = {"__init__", "acting", "averaging", "base", "exchange", "hyper"}
+NOT_METHODS = {"__init__", "acting", "averaging", "headed", "base", "exchange", "hyper"}
 
 
 @dataclass(frozen=True)
