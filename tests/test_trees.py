@@ -139,6 +139,15 @@ def test_finite_rows_finds_the_one_that_is_not(bad: float) -> None:
     assert trees.finite_rows({}, 2).tolist() == [True, True]
 
 
+def test_finite_rows_may_be_large() -> None:
+    """Their sum is infinite, they are not."""
+    large = torch.full((3, 8), torch.finfo(torch.float32).max)
+    large[1, 0] = -torch.inf
+    assert trees.finite_rows({"w": large}, 3).tolist() == [True, False, True]
+    assert trees.is_finite(large[0]) and not trees.is_finite(large[1])
+    assert trees.is_finite(torch.tensor(1)) and trees.is_finite(torch.zeros(0))
+
+
 def test_sizes() -> None:
     tree = [torch.zeros(3, 4), {"half": torch.zeros(5, dtype=torch.bfloat16), "n": torch.zeros((), dtype=torch.int64)}]
     assert trees.numel(tree) == 18

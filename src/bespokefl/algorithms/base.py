@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass, fields
+from functools import cache
 from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 from torch import Tensor
@@ -198,9 +199,7 @@ class Algorithm:
 
         In a real federation a request has the name only. A method whose programs have arguments adds a name for each.
         """
-        found = inspect.getmembers(type(self), lambda v: isinstance(v, property))
-        told = {name: value.fget.__annotations__.get("return") for name, value in found}
-        return {name: getattr(self, name) for name, kind in told.items() if kind in (Program, Program.__name__)}
+        return {name: getattr(self, name) for name in _program_names(type(self))}
 
     def uploads(self) -> dict[str, Exchange]:
         """What a round has as the hyper-parameters stand, by program."""
@@ -356,6 +355,14 @@ class Algorithm:
                         "could not tell them apart. Give them names of their own"
                     )
         return found
+
+
+@cache
+def _program_names(cls: type[Algorithm]) -> tuple[str, ...]:
+    """A class's properties that return a Program."""
+    found = inspect.getmembers(cls, lambda v: isinstance(v, property))
+    told = {name: value.fget.__annotations__.get("return") for name, value in found}
+    return tuple(name for name, kind in told.items() if kind in (Program, Program.__name__))
 
 
 @dataclass(frozen=True)

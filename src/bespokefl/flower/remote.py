@@ -155,9 +155,10 @@ class RemoteFederation(RoundLoop):
         call = self._call(model, cohort)
         order = Order(call.program, cohort.ids, call.shared, call.per_client, cohort.round)
         wanted = {"split": split, "model": model, "closer": closer}
+        program = self.site.name_of(order)
         scores = Scores(self.honest, self.data.sizes(split), self._judged, closer)
         for _ in range(options.retries + 1):
-            taken, failed, _ = self.site.ask("score", order, wanted, scores.add)
+            taken, failed, _ = self.site.ask("score", program, order, wanted, scores.add)
             for why in dict.fromkeys(why for why in failed.values() if why.startswith("refused")):
                 clients = [client for client, reason in failed.items() if reason == why]
                 self.site.roster.note(f"warning: the scores of clients {clients[:5]} are {why}")
@@ -176,7 +177,7 @@ class RemoteFederation(RoundLoop):
         cohort = Cohort(self.site, np.arange(self.data.clients), self.rounds_done)
         call = self._call("personal", cohort)
         order = Order(call.program, cohort.ids, call.shared, call.per_client, cohort.round)
-        _, failed, _ = self.site.ask("keep", order, {}, lambda clients, _: clients)
+        _, failed, _ = self.site.ask("keep", self.site.name_of(order), order, {}, lambda clients, _: clients)
         for client, why in list(failed.items())[:3]:
             self.site.roster.note(f"warning: client {client} could not keep its personal model: {why}")
 

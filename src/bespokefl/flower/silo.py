@@ -273,7 +273,7 @@ class Silo:
         found = unpacked(
             request,
             ("shared", "per_client"),
-            shop.algorithm.named_tuples(),
+            shop.classes,
             most_bytes=self._limits.message_bytes,
             finite=True,
         )

@@ -63,23 +63,26 @@ class RemoteSite:
     versions: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))  # by client
     exchange: int = 0  # of the round
     seen: Seen = field(init=False)
+    classes: Mapping[str, type] = field(init=False)  # that uploads may hold
 
     def __post_init__(self) -> None:
         if not len(self.versions):
             self.versions = torch.full((len(self.train_sizes),), INITIAL, dtype=torch.int64)
         self.seen = Seen(self.roster.options.max_change)
+        self.classes = self.algorithm.named_tuples()
 
     # the site of a cohort ----------------------------------------------------------------------------
     def run(self, order: Order) -> Result:
         expected = self.expectation.upload(order)
-        mean = self.mean_by(order)
+        program = self.name_of(order)
+        mean = self.mean_by(order, program)
         more = {"write": order.write, "mean": mean}
 
         def read(clients: list[int], answer: Envelope) -> Part:
             return self._part(answer, clients, order, expected, mean is not None)
 
-        parts, failed, traffic = self.ask("run", order, more, read)
-        parts = self._within(parts, order)
+        parts, failed, traffic = self.ask("run", program, order, more, read)
+        parts = self._within(parts, order, program)
         self.exchange += 1
         for part in parts:
             failed |= part.failed
@@ -107,31 +110,29 @@ class RemoteSite:
     def keep(self, clients: Rows, states: Tree, uploads: Mapping[str, Tree]) -> None:
         self.versions[torch.as_tensor(clients)] = states
 
-    def mean_by(self, order: Order) -> str | None:
+    def mean_by(self, order: Order, program: str) -> str | None:
         """How nodes may average their clients' uploads, where the method does nothing else with them."""
         if not order.write or self.postprocessors:
             return None
-        averages = self.name_of(order) in self.algorithm.averaged()
-        return self.algorithm.weights if averages else None
+        return self.algorithm.weights if program in self.algorithm.averaged() else None
 
     def name_of(self, order: Order) -> str:
         names = {outline(program): name for name, program in self.algorithm.at(order.round).programs().items()}
-        if outline(order.program) not in names:
+        if (wanted := outline(order.program)) not in names:
             raise InputError(
                 f"algorithm.name = {self.algorithm.name!r} runs a program without a name, which cannot be asked for "
                 "over a network; make it a property that returns a Program, or add it to `programs`"
             )
-        return names[outline(order.program)]
+        return names[wanted]
 
     # requests ----------------------------------------------------------------------------------------
     def ask(
-        self, kind: str, order: Order, more: Mapping[str, Any], read: Callable[[list[int], Envelope], T]
+        self, kind: str, program: str, order: Order, more: Mapping[str, Any], read: Callable[[list[int], Envelope], T]
     ) -> tuple[list[T], dict[int, str], tuple[int, int] | None]:
         """The answers as ``read`` makes them of clients and answer, why other clients have none, bytes both ways."""
         self.welcome_back()
         place = {int(c): k for k, c in enumerate(order.clients)}
         hosted, failed = self.roster.by_node(list(place))
-        program = self.name_of(order)
         requests = {}
         for node, clients in hosted.items():
             own = order.select(np.array([place[c] for c in clients]))
@@ -182,7 +183,7 @@ class RemoteSite:
     def _part(self, answer: Envelope, asked: list[int], order: Order, expected: Form, mean: bool) -> Part:
         clients, failed, version, computed, useful = answers.done(answer.header, asked)
         limit = self.roster.options.max_bytes
-        classes = self.algorithm.named_tuples()
+        classes = self.classes
         uploads = unpacked(answer, ("uploads",), classes, most_bytes=limit, finite=False)["uploads"]
         rows = (1 if mean else len(clients)) if clients else 0
         if rows:
@@ -197,10 +198,10 @@ class RemoteSite:
             clients, uploads = [clients[row] for row in good], trees.rows(uploads, index)
         return Part(clients, uploads, version, failed, computed, useful)
 
-    def _within(self, parts: list[Part], order: Order) -> list[Part]:
+    def _within(self, parts: list[Part], order: Order, program: str) -> list[Part]:
         """The parts without the rows whose change is many times the median node's (federation.max_change)."""
         place = {int(c): k for k, c in enumerate(order.clients)}
-        sends, program = self.algorithm.sends, self.name_of(order)
+        sends = self.algorithm.sends
         moved: list[Tensor] = []
         for part in parts:
             rows = len(trees.leaves(part.uploads)[0]) if trees.leaves(part.uploads) else 0

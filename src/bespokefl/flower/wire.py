@@ -18,7 +18,7 @@ from bespokefl.flower import limits
 from bespokefl.flower.envelope import Array, Envelope
 from bespokefl.flower.refusal import Refused, reading
 from bespokefl.serial import pack, unpack
-from bespokefl.trees import Tree
+from bespokefl.trees import Tree, is_finite
 
 DTYPES = frozenset(["float64", "float32", "float16", "int64", "int32", "int16", "int8", "uint8", "bool"])
 BFLOAT16 = "bfloat16"  # numpy has none: it travels as uint16, and the header names such arrays
@@ -85,7 +85,7 @@ def _tensor(name: str, array: Array, rough: bool, finite: bool) -> Tensor:
         raise Refused(f"the array {name!r} has the type {kind}; allowed: {', '.join(sorted(DTYPES))}, {BFLOAT16}")
     tensor = torch.from_numpy(np.array(array, copy=None if array.flags.writeable else True, order="C"))
     tensor = tensor.view(torch.bfloat16) if rough else tensor
-    if finite and tensor.is_floating_point() and not torch.isfinite(tensor).all():
+    if finite and not is_finite(tensor):
         raise Refused(f"the array {name!r} holds values that are not finite")
     return tensor
 

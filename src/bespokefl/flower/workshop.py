@@ -87,6 +87,7 @@ class Workshop:
     ) -> None:
         self.agreed, self.engine, self.limits, self.folder = agreed, engine, limits, folder
         self.algorithm = make_algorithm(agreed, limits)
+        self.classes = self.algorithm.named_tuples()
         self.task = make_task(agreed, limits).to(engine.device)
         place = holdings.place(agreed.seed, agreed.data, agreed.clients, agreed.of, agreed.classes)
         if list(place.data.input_shape) != agreed.input_shape:
@@ -101,7 +102,7 @@ class Workshop:
         self.vault, self.asked = self._kept(initial)
 
     def _kept(self, initial: Tree) -> tuple[Vault, Asked]:
-        vault = Vault(self.folder, initial, self.algorithm.named_tuples())
+        vault = Vault(self.folder, initial, self.classes)
         return vault, Asked(self.folder, self.limits, rounds=self.agreed.rounds, every=self.agreed.every)
 
     def program(self, name: Any, round: int, *, upload: bool) -> Program:
