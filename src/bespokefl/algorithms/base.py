@@ -358,7 +358,7 @@ class Algorithm:
 
 
 @cache
-def _program_names(cls: type[Algorithm]) -> tuple[str, ...]:
+def _program_names(cls: type) -> tuple[str, ...]:
     """A class's properties that return a Program."""
     found = inspect.getmembers(cls, lambda v: isinstance(v, property))
     told = {name: value.fget.__annotations__.get("return") for name, value in found}
