@@ -199,7 +199,8 @@ class Algorithm:
 
         In a real federation a request has the name only. A method whose programs have arguments adds a name for each.
         """
-        return {name: getattr(self, name) for name in _program_names(type(self))}
+        names = _program_names(type(self))  # type: ignore[arg-type]  # mypy takes __hash__ for that of the class
+        return {name: getattr(self, name) for name in names}
 
     def uploads(self) -> dict[str, Exchange]:
         """What a round has as the hyper-parameters stand, by program."""
