@@ -9,6 +9,7 @@ every method of the experiments that use the set-up, with that number of rounds.
 """
 
 import argparse
+import contextlib
 import datetime
 import math
 import multiprocessing
@@ -18,14 +19,17 @@ import shutil
 import tomllib
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
 from rich.console import Console
 
-from bespokefl.config import AlgorithmChoice, Document
+from bespokefl import assembly
+from bespokefl.config import AlgorithmChoice, Document, Experiment
 from bespokefl.config_file import experiment_document, parse_experiment, read_parts
+from bespokefl.errors import InputError
 from bespokefl.progress import make_reporter
 from bespokefl.results.files import write_atomically
 from bespokefl.scale import chosen_set_up, read_set_up, set_ups
@@ -34,7 +38,7 @@ from bespokefl.tuning import Tuning, tune
 
 ROOT = Path(__file__).resolve().parents[1]
 EXPERIMENTS, SMALL = ROOT / "experiments", ROOT / "src/bespokefl/reproduce/small"
-LONG = {"digits-dirichlet": 120, "digits-labels": 150, "digits-pathological": 150, "masks": 60}
+LONG = {"digits-dirichlet": 120, "digits-labels": 200, "digits-pathological": 200, "masks": 60}
 LONG_OTHERWISE = 100
 NOT_OF_A_PAPER = ("digits-", "leaderboard-")
 WINDOW, FLAT = 10, 0.01  # rounds, and how much higher later ones may be
@@ -99,7 +103,20 @@ def tuned(name: str, choices: Sequence[AlgorithmChoice], rounds: int, out: Path,
 
 def _tune(document: Document, out: Path) -> Tuning:
     torch.set_num_threads(1)
-    return tune(parse_experiment(document), out, resume=True, reporter=make_reporter(Console(stderr=True)))
+    experiment = parse_experiment(document)
+    used = tuple(_used(experiment, choice) for choice in experiment.algorithms)
+    reporter = make_reporter(Console(stderr=True))
+    return tune(replace(experiment, algorithms=used), out, resume=True, reporter=reporter)
+
+
+def _used(experiment: Experiment, choice: AlgorithmChoice) -> AlgorithmChoice:
+    """Without what acts only in the experiment that the choice is from, as its momentum does."""
+    for key in choice.hyper:
+        less = choice.model_copy(update={"hyper": {k: v for k, v in choice.hyper.items() if k != key}})
+        with contextlib.suppress(InputError):  # another key does not act either
+            if key in assembly.make_algorithm(experiment, less).unused():
+                choice = less
+    return choice
 
 
 def choose(name: str, out: Path, again: Sequence[str], jobs: int) -> None:
@@ -154,7 +171,7 @@ def length(name: str, out: Path, jobs: int) -> Document:
 
 def _command(name: str, again: Sequence[str]) -> str:
     options = f" --methods {','.join(again)}" if again else ""
-    machine = f"{os.cpu_count()} cores of {_processor()}"
+    machine = f"{os.cpu_count()} cores of {_processor()}, PyTorch {'.'.join(torch.__version__.split('.')[:2])}"
     return f"python benchmarks/small_rates.py {name}{options} ({datetime.date.today().isoformat()}, {machine})"
 
 

@@ -1,5 +1,6 @@
 """The shipped experiments: all can be read, name what exists, and run at the small scale."""
 
+import importlib
 import json
 import re
 import tomllib
@@ -181,6 +182,19 @@ def test_rates_of_the_small_scale_say_where_they_are_from() -> None:
         assert str(tuning["grid"]) in chosen["why"]["rates"] and chosen["train"]["rounds"] % 10 == 0
         for command in chosen["why"]["commands"]:
             assert command.startswith(f"python benchmarks/small_rates.py {name}")
+
+
+def test_every_method_of_a_small_set_up_can_be_tuned_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """PGFed's experiments say what happens to momentum, which LG-Mix's have not."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    small_rates = importlib.import_module("small_rates")
+    monkeypatch.setattr(
+        small_rates, "tuning_of", lambda _: {"as_in": "lgmix-table1/digits5", "grid": [0.1], "seeds": [0]}
+    )
+    methods = small_rates.methods_of("digits-domains")
+    assert methods["fedrod"].hyper["opt_state"] == "keep"
+    tuned = small_rates.tuned("digits-domains", [methods["fedrod"]], 1, tmp_path, 1)
+    assert tuned["fedrod"].methods[0].best.parameters == {"train.lr": 0.1}
 
 
 def test_what_a_small_set_up_does_not_carry_is_not_compared() -> None:
