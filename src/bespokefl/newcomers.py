@@ -69,7 +69,6 @@ class Joining:
         given = {key: getattr(self, key) for key in SETTINGS}
         return {key: None if value == "full" else value for key, value in given.items() if value is not None}
 
-
     def unused(self, algorithm: Algorithm) -> dict[str, str]:
         """What is said here and changes nothing in the method, each with the reason."""
         given = self.settings()

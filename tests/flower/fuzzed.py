@@ -19,9 +19,7 @@ silo kind classes input_shape target inputs name id train val test of run round 
 per_client split model agreement seed data protocol federation x0 w 0 1 4 own simulated labels score keep open hello
 train.w n uploads.w accuracy loss"""
 words = st.sampled_from(NAMES.split())
-scalars = st.one_of(
-    st.sampled_from(ODD), st.sampled_from(RUDE), st.integers(), st.floats(), words, st.text(max_size=6)
-)
+scalars = st.one_of(st.sampled_from(ODD), st.sampled_from(RUDE), st.integers(), st.floats(), words, st.text(max_size=6))
 values: st.SearchStrategy[Any] = st.recursive(
     scalars,
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(words | st.text(max_size=3), inner, max_size=4),
