@@ -1,4 +1,4 @@
-"""Three ways to do the convolutions of many clients on a GPU: what `bespokefl.convolution` chooses among, measured.
+"""Three ways to do the convolutions of many clients on a GPU: what `bespokefl.nn.convolution` chooses among, measured.
 
     python benchmarks/convolutions.py
 
@@ -17,9 +17,9 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from bespokefl import convolution
 from bespokefl.bench import BATCH
-from bespokefl.convolution import Geometry, stacked_by_rows
+from bespokefl.nn import convolution
+from bespokefl.nn.convolution import Geometry, stacked_by_rows
 
 LAYERS = {  # of a ResNet-18: input channels, output channels, side of the input, kernel, stride
     "stem": (3, 64, 32, 3, 1),

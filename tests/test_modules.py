@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from bespokefl.errors import InputError
-from bespokefl.modules import KeyedDropout, MaskedBatchNorm, with_stand_ins
+from bespokefl.nn.stand_ins import KeyedDropout, MaskedBatchNorm, with_stand_ins
 
 SHAPES = [(nn.BatchNorm1d, (6, 3)), (nn.BatchNorm1d, (6, 3, 5)), (nn.BatchNorm2d, (4, 3, 2, 5))]
 
@@ -57,7 +57,7 @@ def test_batch_norm_equals_torchs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if by_hand:
-        monkeypatch.setattr("bespokefl.modules._torch_asks_for_a_layout", lambda x: True)
+        monkeypatch.setattr("bespokefl.nn.stand_ins._torch_asks_for_a_layout", lambda x: True)
         monkeypatch.delattr(torch, "native_batch_norm")  # torch's own module has another way to it
     reference = batch_norm(kind, **options).train(train)
     mine = MaskedBatchNorm(batch_norm(kind, **options)).train(train)

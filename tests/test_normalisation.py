@@ -7,7 +7,7 @@ from torch.func import grad, vmap
 from torch.nn import functional as F
 
 from bespokefl.engines.graphs import Graph
-from bespokefl.normalisation import mean_and_variance, normalised
+from bespokefl.nn.batch_statistics import mean_and_variance, normalised
 
 CASES = [((5, 8, 3, 4), 4), ((5, 8), 2), ((4, 6, 7), 3), ((5, 8, 3, 4), None), ((5, 8), None)]
 every_case = pytest.mark.parametrize(("shape", "groups"), CASES)

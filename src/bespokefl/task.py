@@ -19,7 +19,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from bespokefl.errors import InputError
 from bespokefl.layouts import AnyLayout, in_any_layout
 from bespokefl.losses import CLASSIFYING, LOSSES, PerSample
-from bespokefl.modules import KeyedDropout, MaskedBatchNorm, differentiated, with_stand_ins
+from bespokefl.nn.stand_ins import KeyedDropout, MaskedBatchNorm, differentiated, with_stand_ins
 from bespokefl.trees import Model, pick
 
 NORMS = (MaskedBatchNorm, nn.GroupNorm, nn.LayerNorm, _InstanceNorm)

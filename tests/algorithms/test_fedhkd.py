@@ -16,7 +16,7 @@ from bespokefl.algorithms.fedhkd import FedHKD
 from bespokefl.engines import Sequential, Vectorized
 from bespokefl.errors import InputError
 from bespokefl.federation import Federation
-from bespokefl.keyed import keyed_normal
+from bespokefl.nn.counter_rng import keyed_normal
 from bespokefl.rng import step_keys
 from bespokefl.task import Task
 

@@ -16,7 +16,7 @@ from bespokefl.data.federated import FederatedData
 from bespokefl.engines import Vectorized
 from bespokefl.engines.graphs import Graph, GraphCache, in_layout_of
 from bespokefl.federation import Federation
-from bespokefl.keyed import keyed_bits
+from bespokefl.nn.counter_rng import keyed_bits
 
 Carry = dict[str, Tensor]
 

@@ -31,8 +31,8 @@ from bespokefl.algorithms.fedavg import FedAvg, Kept
 from bespokefl.algorithms.headed import Headed
 from bespokefl.algorithms.hyper import hyper
 from bespokefl.cohort import Cohort
-from bespokefl.keyed import keyed_normal
 from bespokefl.losses import class_logits
+from bespokefl.nn.counter_rng import keyed_normal
 from bespokefl.program import Call, Down, Phase, Program, ordered
 from bespokefl.task import Batch, Pass, Task
 from bespokefl.trees import Model, Tree, clipped

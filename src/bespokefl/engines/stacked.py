@@ -21,7 +21,7 @@ from bespokefl.engines.base import Job, Plans, as_tensors
 from bespokefl.engines.buckets import padded_length, stack_width
 from bespokefl.engines.graphs import GraphCache, default_device
 from bespokefl.engines.steppers import Captured, Eager, Steppers
-from bespokefl.modules import stacked_clients
+from bespokefl.nn.stand_ins import stacked_clients
 from bespokefl.program import Batches, Phase, Rows
 from bespokefl.task import Batch
 from bespokefl.trees import Tree

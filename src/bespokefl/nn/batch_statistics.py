@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bespokefl.convolution import channels_as_clients, clients_as_channels, rows
+from bespokefl.nn.convolution import channels_as_clients, clients_as_channels, rows
 
 
 def normalised(x: Tensor, weight: Tensor, bias: Tensor, groups: int | None, eps: float) -> Tensor:

@@ -14,10 +14,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-from bespokefl.convolution import Geometry, convolve
 from bespokefl.errors import InputError
-from bespokefl.keyed import keyed_bits
-from bespokefl.normalisation import mean_and_variance, normalised
+from bespokefl.nn.batch_statistics import mean_and_variance, normalised
+from bespokefl.nn.convolution import Geometry, convolve
+from bespokefl.nn.counter_rng import keyed_bits
 
 
 class MaskedBatchNorm(nn.Module):
