@@ -22,12 +22,12 @@ from rich.table import Table
 from bespokefl import models
 from bespokefl.algorithms.fedpg import FedPG
 from bespokefl.bench import CLASSES
-from bespokefl.cohort import Cohort
+from bespokefl.core.cohort import Cohort
+from bespokefl.core.solvers import EPS, Floats, active_set, factor, gram, min_norm, nearest_directions
+from bespokefl.core.trees import combine
 from bespokefl.data import FederatedData
 from bespokefl.engines import Vectorized
 from bespokefl.federation import Federation
-from bespokefl.solvers import EPS, Floats, active_set, factor, gram, min_norm, nearest_directions
-from bespokefl.trees import combine
 
 CLIENTS, SAMPLES, PIXELS = 100, 600, 784
 REPEATS = 5

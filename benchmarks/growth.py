@@ -16,9 +16,9 @@ from bespokefl import models
 from bespokefl.algorithms.ditto import Ditto
 from bespokefl.algorithms.fedavg import FedAvg
 from bespokefl.bench import synthetic
+from bespokefl.core.task import Task
+from bespokefl.core.trees import nbytes
 from bespokefl.federation import Federation
-from bespokefl.task import Task
-from bespokefl.trees import nbytes
 
 SIZES = (100, 10_000)
 PER_CLIENT, ROUNDS, WARM_UP = 100, 30, 5

@@ -19,10 +19,10 @@ from rich.table import Table
 from bespokefl import models
 from bespokefl.algorithms import ALGORITHMS, build_algorithm
 from bespokefl.bench import BATCH, CLASSES, SETTINGS, now, synthetic
+from bespokefl.core.task import Task
 from bespokefl.engines import Engine, Vectorized, pick_device
 from bespokefl.engines.together import Together
 from bespokefl.federation import Federation
-from bespokefl.task import Task
 
 WARM_UP = 3  # rounds: tracing, capturing
 

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from bespokefl.algorithms import ALGORITHMS, Algorithm
-from bespokefl.algorithms.exchange import Exchange
+from bespokefl.core.exchange import Exchange
 
 PAGE = Path(__file__).with_name("federation.md")
 BEGIN, END = "<!-- what leaves: python docs/make_federation.py -->", "<!-- end of what leaves -->"

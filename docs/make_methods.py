@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from bespokefl.algorithms import ALGORITHMS, Algorithm, AlgorithmSpec, description
-from bespokefl.algorithms.averaging import ModelAveraging
-from bespokefl.algorithms.hyper import HyperParameter, hyperparameters
+from bespokefl.core.averaging import ModelAveraging
+from bespokefl.core.hyper import HyperParameter, hyperparameters
 
 COMMAND = "python docs/make_methods.py"
 PAGE = Path(__file__).with_name("methods.md")

@@ -13,12 +13,12 @@ from typing import ClassVar, NamedTuple
 from torch import Tensor
 
 from bespokefl.algorithms import Algorithm, Setup
-from bespokefl.algorithms.hyper import hyper
-from bespokefl.cohort import Cohort
+from bespokefl.core.cohort import Cohort
+from bespokefl.core.hyper import hyper
+from bespokefl.core.program import Call, Down, Phase, Program
+from bespokefl.core.task import Batch, Task
+from bespokefl.core.trees import Model, Tree, axpy, mean, sub, zeros
 from bespokefl.errors import InputError
-from bespokefl.program import Call, Down, Phase, Program
-from bespokefl.task import Batch, Task
-from bespokefl.trees import Model, Tree, axpy, mean, sub, zeros
 
 
 class Local(NamedTuple):

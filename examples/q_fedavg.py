@@ -12,11 +12,11 @@ from torch import Tensor
 
 from bespokefl.algorithms import Training
 from bespokefl.algorithms.fedavg import Kept, LocalSGD
-from bespokefl.algorithms.hyper import hyper
-from bespokefl.cohort import Cohort
-from bespokefl.program import Down, Phase, Program, ordered
-from bespokefl.task import Batch, Task
-from bespokefl.trees import Tree, drop, flat, mean, shift, sub
+from bespokefl.core.cohort import Cohort
+from bespokefl.core.hyper import hyper
+from bespokefl.core.program import Down, Phase, Program, ordered
+from bespokefl.core.task import Batch, Task
+from bespokefl.core.trees import Tree, drop, flat, mean, shift, sub
 
 
 class Local(NamedTuple):

@@ -12,10 +12,11 @@ from sklearn import metrics as sk
 from torch import Tensor, nn
 
 from bespokefl import federation as federation_module
-from bespokefl.algorithms.base import Training
 from bespokefl.algorithms.fedavg import FedAvg
 from bespokefl.algorithms.local import Local
 from bespokefl.attacks import Attack
+from bespokefl.core.algorithm import Training
+from bespokefl.core.task import Task
 from bespokefl.data.federated import FederatedData
 from bespokefl.engines import Sequential, Vectorized
 from bespokefl.engines.base import Job, Resident, Result
@@ -25,7 +26,6 @@ from bespokefl.results.summary import further_figures
 from bespokefl.segmentation_metrics import boundary
 from bespokefl.selection import Selection
 from bespokefl.surface import surfaces
-from bespokefl.task import Task
 
 ENGINES = ["sequential", "vectorized"]
 SIZES = [(30, 7), (12, 300), (5, 0), (21, 64), (9, 513)]  # train and test: some, several batches, none

@@ -20,11 +20,11 @@ from torch import nn
 
 import bespokefl
 from bespokefl.algorithms.fedavg import FedAvg
+from bespokefl.core.task import Task
 from bespokefl.data import FederatedData
 from bespokefl.engines import Sequential, Vectorized
 from bespokefl.errors import InputError
 from bespokefl.federation import Federation
-from bespokefl.task import Task
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 LR, EPOCHS = 0.3, 3

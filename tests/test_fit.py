@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from bespokefl.algorithms import build_algorithm
+from bespokefl.core.task import Task
 from bespokefl.data import FederatedData
 from bespokefl.errors import InputError
 from bespokefl.federation import Federation
-from bespokefl.task import Task
 
 F = nn.functional
 BAD_LOSSES: list[tuple[Callable[[Tensor, Tensor], Any], str]] = [

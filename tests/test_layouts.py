@@ -17,13 +17,13 @@ from typer.testing import CliRunner
 
 from bespokefl.algorithms import build_algorithm
 from bespokefl.cli import app
+from bespokefl.core.task import Batch, Task
 from bespokefl.data import FederatedData
 from bespokefl.engines import Engine, Sequential, Vectorized
 from bespokefl.errors import InputError
 from bespokefl.federation import Federation
 from bespokefl.models import MODELS, ModelSpec
 from bespokefl.surface import surfaces
-from bespokefl.task import Batch, Task
 
 SHAPE, CLASSES = (2, 8, 8), 3
 SIZES = (6, 11, 9)  # with batches of 4 the last ones are padded

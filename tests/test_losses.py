@@ -6,8 +6,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from bespokefl.losses import cross_entropy, dice_loss, hit
-from bespokefl.task import Batch, Task
+from bespokefl.core.losses import cross_entropy, dice_loss, hit
+from bespokefl.core.task import Batch, Task
 
 KEY = torch.zeros((), dtype=torch.int64)
 

@@ -15,14 +15,14 @@ from bespokefl.algorithms.fedavg import FedAvg
 from bespokefl.algorithms.fedpg import FedPG
 from bespokefl.assembly import make_algorithm
 from bespokefl.config_file import parse_experiment
+from bespokefl.core.program import Down
+from bespokefl.core.task import Batch, Pass, Task
+from bespokefl.core.trees import Model
 from bespokefl.data import FederatedData
 from bespokefl.engines import Engine, Sequential, Vectorized
 from bespokefl.engines.together import Together
 from bespokefl.errors import InputError
 from bespokefl.federation import Federation
-from bespokefl.program import Down
-from bespokefl.task import Batch, Pass, Task
-from bespokefl.trees import Model
 
 SETTINGS: dict[str, Any] = {"lr": 0.05, "momentum": 0.9, "local_epochs": 1, "batch_size": 4, "lr_decay": 0.5}
 FEW = ("fedavg", "apfl", "pgfedmo", "s-fedpg")  # of different kinds; the others take minutes

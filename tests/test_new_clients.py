@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from bespokefl import models
 from bespokefl.config_file import parse_experiment, read_experiment
+from bespokefl.core.rng import stream
 from bespokefl.data import FederatedData, load
 from bespokefl.data.held_out import HoldOut
 from bespokefl.errors import InputError
@@ -22,7 +23,6 @@ from bespokefl.restored import restored_run
 from bespokefl.results import files
 from bespokefl.results.files import TIMED_KEYS, read_runs
 from bespokefl.results.table import caption, columns, method_rows
-from bespokefl.rng import stream
 from bespokefl.run import CONFIG_NOTE, DATA_NOTE
 from bespokefl.tuning.validation import without_test_samples
 

@@ -13,19 +13,19 @@ from tests.algorithms.numpy_hypernetwork import write
 from tests.test_contract import LAYOUTS, every_algorithm, federate, make_data
 
 from bespokefl.algorithms import ALGORITHMS, Algorithm, build_algorithm
-from bespokefl.algorithms.acting import ALWAYS, conditions
 from bespokefl.algorithms.fedavg import FedAvg
 from bespokefl.algorithms.fedrep import FedRep
 from bespokefl.algorithms.local import Local
+from bespokefl.core.acting import ALWAYS, conditions
+from bespokefl.core.rng import stream
+from bespokefl.core.task import Batch
+from bespokefl.core.trees import Model
 from bespokefl.data import FederatedData
 from bespokefl.engines.sequential import Sequential
 from bespokefl.engines.vectorized import Vectorized
 from bespokefl.errors import InputError
 from bespokefl.federation import Federation
 from bespokefl.newcomers import Joined, Joining, join
-from bespokefl.rng import stream
-from bespokefl.task import Batch
-from bespokefl.trees import Model
 
 LR, EPOCHS = 0.2, 3
 

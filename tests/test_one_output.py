@@ -19,14 +19,14 @@ from bespokefl import models
 from bespokefl.algorithms import Algorithm, build_algorithm
 from bespokefl.binary_metrics import binary_scores
 from bespokefl.cli import app
+from bespokefl.core.losses import class_logits
+from bespokefl.core.task import Batch, Task
 from bespokefl.data import FederatedData, load
 from bespokefl.errors import InputError
 from bespokefl.federation import Federation
-from bespokefl.losses import class_logits
 from bespokefl.newcomers import Joining, join
 from bespokefl.predict import load_personal_model
 from bespokefl.results.files import read_csv
-from bespokefl.task import Batch, Task
 
 SETTINGS = {"lr": 0.3, "local_epochs": 2, "batch_size": 4}
 METHODS: list[tuple[str, dict[str, Any]]] = [

@@ -15,7 +15,10 @@ from tests.test_contract import MODELS, make_data
 
 from bespokefl import assembly
 from bespokefl.algorithms import ALGORITHMS, build_algorithm
-from bespokefl.clients import Ledger, Transfer
+from bespokefl.core.clients import Ledger, Transfer
+from bespokefl.core.program import Order
+from bespokefl.core.task import Task
+from bespokefl.core.trees import flat
 from bespokefl.engines import Sequential, Vectorized
 from bespokefl.errors import InputError
 from bespokefl.experiment import run_experiment
@@ -23,10 +26,7 @@ from bespokefl.federation import Federation
 from bespokefl.flower.remote import RemoteFederation
 from bespokefl.flower.server import serve
 from bespokefl.privacy import Privacy, PrivacySettings
-from bespokefl.program import Order
 from bespokefl.secret import chosen, normal_numbers
-from bespokefl.task import Task
-from bespokefl.trees import flat
 
 SETTINGS = {"lr": 0.05, "local_epochs": 2, "batch_size": 8, "weights": "uniform"}
 TINY = 1e-13  # noise that leaves float64 as good as alone

@@ -5,7 +5,7 @@ import zlib
 import numpy as np
 import pytest
 
-from bespokefl.rng import derived_seed, step_keys, stream
+from bespokefl.core.rng import derived_seed, step_keys, stream
 
 MASK = 2**64 - 1
 

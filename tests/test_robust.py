@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tests.test_contract import algorithm, assert_close, assert_same, federate, snapshot
 
-from bespokefl import robust
 from bespokefl.algorithms import ALGORITHMS
-from bespokefl.algorithms.averaging import ModelAveraging
 from bespokefl.algorithms.fedavg import FedAvg
 from bespokefl.attacks import Attack
+from bespokefl.core import robust
+from bespokefl.core.averaging import ModelAveraging
+from bespokefl.core.trees import Model, mean, rows, sub
 from bespokefl.engines import Sequential, Vectorized
 from bespokefl.errors import InputError, RunError
-from bespokefl.trees import Model, mean, rows, sub
 
 Array = NDArray[np.float64]
 RULES: dict[str, dict[str, Any]] = {
@@ -175,7 +175,7 @@ def test_who_averages_models_has_the_option_and_nobody_else() -> None:
 def test_every_method_averages_by_the_chosen_rule(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A large number in the place of the rule's result reaches the server's state."""
     federation = federate(name, Sequential(), hyper={"aggregation": "median"}, schedule=[[0, 1, 3]])
-    monkeypatch.setattr("bespokefl.algorithms.averaging.median", lambda m: {k: marked(v) for k, v in m.items()})
+    monkeypatch.setattr("bespokefl.core.averaging.median", lambda m: {k: marked(v) for k, v in m.items()})
     federation.round()
     tensors = federation.state()[0]
     floats = [v for k, v in tensors.items() if k.startswith("server") and v.is_floating_point()]

@@ -8,15 +8,15 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from bespokefl import trees
 from bespokefl.algorithms.fedavg import FedAvg
 from bespokefl.algorithms.local import Local
+from bespokefl.core import trees
+from bespokefl.core.task import Task
+from bespokefl.core.trees import Model
 from bespokefl.data.federated import FederatedData
 from bespokefl.errors import InputError
 from bespokefl.federation import Federation
 from bespokefl.scoring import Evaluation
-from bespokefl.task import Task
-from bespokefl.trees import Model
 
 SIZES = [(30, 7), (12, 300), (5, 0), (21, 64)]  # train and test: more than a scoring batch, none, and some
 ENGINES = ["sequential", "vectorized"]

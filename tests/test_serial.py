@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from bespokefl.serial import full_name, pack, unpack
+from bespokefl.core.tree_io import full_name, pack, unpack
 
 
 class Inner(NamedTuple):

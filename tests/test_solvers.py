@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import minimize
 
-from bespokefl.solvers import (
+from bespokefl.core.solvers import (
     CHUNK,
     Floats,
     active_set,
@@ -310,7 +310,7 @@ def test_gram_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     rows: dict[str, Any] = {"a": torch.arange(30.0).reshape(2, 15)}
     whole = gram(rows)
     assert CHUNK > 30
-    monkeypatch.setattr("bespokefl.solvers.CHUNK", 8)
+    monkeypatch.setattr("bespokefl.core.solvers.CHUNK", 8)
     assert (gram(rows) == whole).all()
 
 
@@ -323,7 +323,7 @@ def test_squared_distances_are_those_of_differences(dtype: torch.dtype, monkeypa
     expected = ((rows[[3, 0], None] - rows[None]) ** 2).sum(2)
     found = squared_distances(tree, np.array([3, 0]))
     assert found == pytest.approx(expected, rel=1e-13, abs=0)
-    monkeypatch.setattr("bespokefl.solvers.CHUNK", 15)
+    monkeypatch.setattr("bespokefl.core.solvers.CHUNK", 15)
     assert squared_distances(tree, np.array([3, 0])) == pytest.approx(found, rel=1e-13, abs=0)
 
 

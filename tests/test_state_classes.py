@@ -11,15 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from bespokefl.algorithms import fedavg
-from bespokefl.algorithms.base import Setup
 from bespokefl.algorithms.fedavg import FedAvg
-from bespokefl.cohort import Cohort
+from bespokefl.core.algorithm import Setup
+from bespokefl.core.cohort import Cohort
+from bespokefl.core.task import Task
+from bespokefl.core.tree_io import pack, unpack
+from bespokefl.core.trees import Model, Tree
 from bespokefl.data import FederatedData
 from bespokefl.errors import InputError, RunError
 from bespokefl.federation import Federation
-from bespokefl.serial import pack, unpack
-from bespokefl.task import Task
-from bespokefl.trees import Model, Tree
 
 
 class Kept(NamedTuple):

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from bespokefl import trees
+from bespokefl.core import trees
 from bespokefl.states import ClientStates
 
 

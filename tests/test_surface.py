@@ -13,6 +13,7 @@ from bespokefl import surface as surface_module
 from bespokefl.algorithms.fedavg import FedAvg
 from bespokefl.algorithms.local import Local
 from bespokefl.config_file import parse_experiment
+from bespokefl.core.task import Batch, Task
 from bespokefl.data import FederatedData, load
 from bespokefl.errors import InputError
 from bespokefl.experiment import run_experiment
@@ -21,7 +22,6 @@ from bespokefl.progress import LineReporter
 from bespokefl.results.files import read_csv
 from bespokefl.results.surfaces import Surface, read_surfaces
 from bespokefl.surface import directions, loss_surface, surfaces
-from bespokefl.task import Batch, Task
 
 KEY = torch.zeros((), dtype=torch.int64)
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from bespokefl.core.losses import cross_entropy, hit, squared_error
+from bespokefl.core.task import Batch, Task
 from bespokefl.errors import InputError
-from bespokefl.losses import cross_entropy, hit, squared_error
-from bespokefl.task import Batch, Task
 
 KEY = torch.tensor(3)
 

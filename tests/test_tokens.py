@@ -19,6 +19,7 @@ from bespokefl import models
 from bespokefl.adapt import adapt
 from bespokefl.algorithms import build_algorithm
 from bespokefl.cli import app
+from bespokefl.core.task import Task
 from bespokefl.data import FederatedData, load
 from bespokefl.engines import build_engine
 from bespokefl.errors import InputError
@@ -27,7 +28,6 @@ from bespokefl.flower.silo import open_silo
 from bespokefl.newcomers import Joining
 from bespokefl.predict import load_personal_model
 from bespokefl.results.files import read_csv
-from bespokefl.task import Task
 
 SIZES = (11, 6, 9)
 

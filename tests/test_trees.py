@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from bespokefl import trees
+from bespokefl.core import trees
 
 
 class Pair(NamedTuple):

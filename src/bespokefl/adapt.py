@@ -8,7 +8,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from bespokefl import __version__, trees
+from bespokefl import __version__
+from bespokefl.core import trees
+from bespokefl.core.trees import Model
 from bespokefl.data import FederatedData
 from bespokefl.data.new_client import load_new_client, out_of_range
 from bespokefl.errors import InputError, RunError
@@ -17,7 +19,6 @@ from bespokefl.newcomers import Joined, Joining, OnEpoch, join
 from bespokefl.restored import RestoredRun, restored_run
 from bespokefl.results.files import write_json
 from bespokefl.results.model_file import write_model
-from bespokefl.trees import Model
 
 Curve = list[float | None]
 

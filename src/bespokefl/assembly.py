@@ -12,6 +12,8 @@ from bespokefl import models
 from bespokefl.algorithms import Algorithm, build_algorithm
 from bespokefl.attacks import Attack
 from bespokefl.config import AlgorithmChoice, Document, Experiment
+from bespokefl.core.rng import derived_seed
+from bespokefl.core.task import Task
 from bespokefl.data import PARTITIONS, SOURCES, FederatedData, load
 from bespokefl.data.held_out import HoldOut
 from bespokefl.data.options import option_names, parse_options
@@ -20,9 +22,7 @@ from bespokefl.errors import InputError
 from bespokefl.federation import Federation
 from bespokefl.privacy import PrivacySettings
 from bespokefl.results.new_clients import joining_of
-from bespokefl.rng import derived_seed
 from bespokefl.rounds import Census
-from bespokefl.task import Task
 
 NEW_CLIENTS = "new_clients"  # the section
 OF_THE_RUN = frozenset({"rounds", "participation", "loss"})  # keys of [train] that algorithms are not told

@@ -28,12 +28,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bespokefl.clients import Postprocessor, Transfer
+from bespokefl.core.clients import Postprocessor, Transfer
+from bespokefl.core.program import Order, Result, Rows
+from bespokefl.core.rng import stream
+from bespokefl.core.trees import Model, Tree
 from bespokefl.data.federated import FederatedData
 from bespokefl.errors import InputError, unknown_name
-from bespokefl.program import Order, Result, Rows
-from bespokefl.rng import stream
-from bespokefl.trees import Model, Tree
 
 Kind = Literal["none", "noise", "scale", "labels", "signs"]
 

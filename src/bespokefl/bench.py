@@ -24,13 +24,13 @@ from torch import nn
 
 from bespokefl import models
 from bespokefl.algorithms.fedavg import FedAvg
+from bespokefl.core.program import plan_phases
+from bespokefl.core.task import Task
 from bespokefl.data import FederatedData
 from bespokefl.engines import Sequential, Vectorized, pick_device
 from bespokefl.engines.memory import peak_bytes
 from bespokefl.errors import InputError, unknown_name
 from bespokefl.federation import Federation
-from bespokefl.program import plan_phases
-from bespokefl.task import Task
 
 BATCH = 50
 CLASSES = 10

@@ -6,15 +6,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
+from bespokefl.core.model_programs import Outputs
+from bespokefl.core.program import Program, Result, Rows
+from bespokefl.core.task import Task
+from bespokefl.core.trees import Tree
 from bespokefl.data.federated import FederatedData
 from bespokefl.engines.base import Resident
 from bespokefl.fit import check_fit
-from bespokefl.model_programs import Outputs
-from bespokefl.program import Program, Result, Rows
 from bespokefl.sample_metrics import Judged, judge
 from bespokefl.scoring import Answers, Evaluation, scored
-from bespokefl.task import Task
-from bespokefl.trees import Tree
 
 SCORING_BATCH = 256
 SCORING_PIXELS = 2**20  # of masks in a scoring batch: networks that answer pixel by pixel keep large maps

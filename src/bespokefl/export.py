@@ -18,13 +18,13 @@ from torch import Tensor, nn
 
 from bespokefl import assembly
 from bespokefl.algorithms import Algorithm
+from bespokefl.core.model_programs import Outputs, network_outputs
+from bespokefl.core.task import Batch, Task
+from bespokefl.core.trees import Model
 from bespokefl.errors import InputError, RunError
-from bespokefl.model_programs import Outputs, network_outputs
 from bespokefl.restored import RestoredRun, restored_run
 from bespokefl.results.model_file import write_model
 from bespokefl.run import model_note
-from bespokefl.task import Batch, Task
-from bespokefl.trees import Model
 
 ROWS = 64  # test samples that a file is checked on
 TOLERANCE = 1e-4  # of ONNX in float32, in units of the largest answer

@@ -7,13 +7,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from bespokefl import trees
+from bespokefl.core import trees
+from bespokefl.core.program import Rows
+from bespokefl.core.task import Batch
+from bespokefl.core.trees import Model
 from bespokefl.engines.base import numerics
 from bespokefl.evaluation import batch_size
 from bespokefl.federation import Federation
-from bespokefl.program import Rows
-from bespokefl.task import Batch
-from bespokefl.trees import Model
 
 NAMES = ("features: mean", "features: median", "features: 95th percentile", "features: share above 0")
 CLIENTS_AT_ONCE = 16

@@ -9,27 +9,27 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from bespokefl import trees
-from bespokefl.algorithms.base import Algorithm
 from bespokefl.attacks import Attack
-from bespokefl.cohort import Cohort
+from bespokefl.core import trees
+from bespokefl.core.algorithm import Algorithm
+from bespokefl.core.cohort import Cohort
+from bespokefl.core.model_programs import network_outputs
+from bespokefl.core.program import Call, Order, Result, Rows
+from bespokefl.core.task import Task
+from bespokefl.core.tree_io import pack, unpack
+from bespokefl.core.trees import Model
 from bespokefl.data.federated import FederatedData
 from bespokefl.engines import Engine, build_engine
 from bespokefl.engines.base import Resident
 from bespokefl.errors import InputError
 from bespokefl.evaluation import Scorer, joined, of_all
-from bespokefl.model_programs import network_outputs
 from bespokefl.participation import Schedule
 from bespokefl.privacy import PrivacySettings
-from bespokefl.program import Call, Order, Result, Rows
 from bespokefl.rounds import History, RoundLoop, RoundRecord, check_train
 from bespokefl.scoring import Evaluation
 from bespokefl.sent import LastSent
-from bespokefl.serial import pack, unpack
 from bespokefl.site import LocalSite
 from bespokefl.states import ClientStates
-from bespokefl.task import Task
-from bespokefl.trees import Model
 
 __all__ = ["Federation", "History", "RoundRecord"]
 

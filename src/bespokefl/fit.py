@@ -8,13 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bespokefl.core.losses import class_logits
+from bespokefl.core.task import Answer, Batch, Task
 from bespokefl.data.checks import check_token_range
 from bespokefl.data.federated import FederatedData
 from bespokefl.data.inputs import HOW_TO_SAY
 from bespokefl.engines.base import Resident, numerics
 from bespokefl.errors import InputError
-from bespokefl.losses import class_logits
-from bespokefl.task import Answer, Batch, Task
 
 Found = TypeVar("Found")
 

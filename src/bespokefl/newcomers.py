@@ -14,21 +14,21 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from bespokefl import trees
 from bespokefl.algorithms import Algorithm
-from bespokefl.algorithms.acting import in_words
-from bespokefl.algorithms.base import Newcomer
+from bespokefl.core import trees
+from bespokefl.core.acting import in_words
+from bespokefl.core.algorithm import Newcomer
+from bespokefl.core.model_programs import Outputs, network_outputs
+from bespokefl.core.program import Batches, Down, Phase, Program, Rows
+from bespokefl.core.task import Task
+from bespokefl.core.trees import Model, Tree
 from bespokefl.data import FederatedData
 from bespokefl.engines.base import Job, Resident
 from bespokefl.errors import InputError, RunError
 from bespokefl.evaluation import batch_size, evaluation
 from bespokefl.federation import Federation
 from bespokefl.fit import check_fit
-from bespokefl.model_programs import Outputs, network_outputs
-from bespokefl.program import Batches, Down, Phase, Program, Rows
 from bespokefl.scoring import Evaluation, scored
-from bespokefl.task import Task
-from bespokefl.trees import Model, Tree
 
 Start = Literal["method", "global"]
 OnEpoch = Callable[[int, Evaluation, Evaluation], None]  # (epoch, on train rows, on test rows); epoch 0 is the start

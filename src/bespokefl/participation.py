@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
+from bespokefl.core.program import Rows
+from bespokefl.core.rng import stream
 from bespokefl.errors import InputError
-from bespokefl.program import Rows
-from bespokefl.rng import stream
 from bespokefl.secret import chosen
 
 Schedule = Sequence[Iterable[int]] | Callable[[int], Iterable[int]]

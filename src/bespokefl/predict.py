@@ -17,6 +17,8 @@ from safetensors.torch import load_file
 
 from bespokefl import assembly
 from bespokefl.config_file import read_experiment
+from bespokefl.core.losses import class_logits
+from bespokefl.core.trees import Model
 from bespokefl.data.headers import check_size
 from bespokefl.data.inputs import InputKind, kind_of
 from bespokefl.data.normalisation import Moments, normalise_alike
@@ -25,9 +27,7 @@ from bespokefl.data.sources.images import SUFFIXES
 from bespokefl.data.sources.npz import as_inputs, read_npz
 from bespokefl.errors import InputError
 from bespokefl.export import Answers
-from bespokefl.losses import class_logits
 from bespokefl.results import files
-from bespokefl.trees import Model
 
 AT_ONCE = 256  # samples
 

@@ -25,13 +25,13 @@ import torch
 from torch import Tensor
 
 from bespokefl.attacks import start_of
-from bespokefl.clients import Postprocessor, Transfer
+from bespokefl.core.clients import Postprocessor, Transfer
+from bespokefl.core.program import Rows
+from bespokefl.core.rng import stream
+from bespokefl.core.task import Task
+from bespokefl.core.trees import Tree, leaves, tree_map
 from bespokefl.errors import InputError
-from bespokefl.program import Rows
-from bespokefl.rng import stream
 from bespokefl.secret import normal_numbers
-from bespokefl.task import Task
-from bespokefl.trees import Tree, leaves, tree_map
 
 NEEDED = "dp_accounting"
 NEIGHBOURS = (

@@ -10,19 +10,19 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from bespokefl.algorithms.base import Algorithm, Setup
 from bespokefl.attacks import Attack, Attacker
-from bespokefl.clients import Ledger, Postprocessor, Site
-from bespokefl.cohort import Cohort
+from bespokefl.core.algorithm import Algorithm, Setup
+from bespokefl.core.clients import Ledger, Postprocessor, Site
+from bespokefl.core.cohort import Cohort
+from bespokefl.core.program import Call, Rows
+from bespokefl.core.task import Answer, Task
+from bespokefl.core.trees import Model, Tree
 from bespokefl.data.dataset import IntArray
 from bespokefl.errors import InputError
 from bespokefl.metrics import summarise
 from bespokefl.participation import Participation, Schedule
 from bespokefl.privacy import Privacy, PrivacySettings, check_private
-from bespokefl.program import Call, Rows
 from bespokefl.scoring import Evaluation
-from bespokefl.task import Answer, Task
-from bespokefl.trees import Model, Tree
 
 
 class Census(Protocol):

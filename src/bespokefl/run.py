@@ -13,8 +13,9 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 
-from bespokefl import __version__, checkpoint, metrics, trees
+from bespokefl import __version__, checkpoint, metrics
 from bespokefl.config import CheckpointSection, Document, EvalSection, NewClientsSection, OutputSection
+from bespokefl.core import trees
 from bespokefl.divergence import what_diverged
 from bespokefl.engines.peak import PeakMemory
 from bespokefl.errors import REMEDY, Diverged, EndedEarly

@@ -14,11 +14,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bespokefl.losses import class_logits, hit
-from bespokefl.model_programs import Outputs
-from bespokefl.program import Down, Phase, Program, ordered
-from bespokefl.task import Batch, Task
-from bespokefl.trees import Model, Tree
+from bespokefl.core.losses import class_logits, hit
+from bespokefl.core.model_programs import Outputs
+from bespokefl.core.program import Down, Phase, Program, ordered
+from bespokefl.core.task import Batch, Task
+from bespokefl.core.trees import Model, Tree
 
 Floats = NDArray[np.float64]
 

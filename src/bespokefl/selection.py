@@ -9,11 +9,11 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from bespokefl.core.program import Rows
+from bespokefl.core.rng import stream
 from bespokefl.errors import InputError
 from bespokefl.federation import Federation
-from bespokefl.program import Rows
 from bespokefl.results.evaluations import CROSSED
-from bespokefl.rng import stream
 from bespokefl.rounds import RoundLoop
 from bespokefl.score import Score
 from bespokefl.scoring import Evaluation

@@ -9,10 +9,10 @@ from typing import Any
 
 from torch import Tensor
 
-from bespokefl.program import Call, Rows
-from bespokefl.serial import pack, unpack
+from bespokefl.core.program import Call, Rows
+from bespokefl.core.tree_io import pack, unpack
+from bespokefl.core.trees import Tree, rows
 from bespokefl.states import ClientStates
-from bespokefl.trees import Tree, rows
 
 
 class LastSent:

@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bespokefl.clients import Postprocessor
+from bespokefl.core.clients import Postprocessor
+from bespokefl.core.program import Order, Result, Rows
+from bespokefl.core.task import Task
+from bespokefl.core.trees import Tree
 from bespokefl.engines.base import Engine, Job, Resident, Splits
-from bespokefl.program import Order, Result, Rows
 from bespokefl.sent import LastSent
 from bespokefl.states import ClientStates
-from bespokefl.task import Task
-from bespokefl.trees import Tree
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from bespokefl import trees
-from bespokefl.program import Rows
-from bespokefl.trees import Tree
+from bespokefl.core import trees
+from bespokefl.core.program import Rows
+from bespokefl.core.trees import Tree
 
 
 class ClientStates:

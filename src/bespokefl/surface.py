@@ -16,16 +16,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.func import vmap
 
-from bespokefl import trees
+from bespokefl.core import trees
+from bespokefl.core.model_programs import Outputs, network_outputs
+from bespokefl.core.program import Rows
+from bespokefl.core.rng import stream
+from bespokefl.core.task import Batch, Task
+from bespokefl.core.trees import Model
 from bespokefl.engines.base import numerics
 from bespokefl.evaluation import batch_size
 from bespokefl.federation import Federation
-from bespokefl.model_programs import Outputs, network_outputs
-from bespokefl.program import Rows
 from bespokefl.results.surfaces import Surface
-from bespokefl.rng import stream
-from bespokefl.task import Batch, Task
-from bespokefl.trees import Model
 
 STEPS = np.linspace(-1, 1, 21)  # of a and of b
 MOST_ROWS = 512  # samples that a surface is computed on

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from bespokefl.clients import NOT_FINITE
+from bespokefl.core.clients import NOT_FINITE
 from bespokefl.errors import REMEDY
 
 COLLAPSE = 0.2  # of accuracy lost since the best round

@@ -10,9 +10,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from bespokefl.core.rng import stream
+from bespokefl.core.trees import Model
 from bespokefl.data.federated import FederatedData
-from bespokefl.rng import stream
-from bespokefl.trees import Model
 
 Array = NDArray[np.float64]
 

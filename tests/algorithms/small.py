@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from bespokefl.algorithms import Algorithm
+from bespokefl.core.program import Program, plan_phases
+from bespokefl.core.task import Task
 from bespokefl.data.federated import FederatedData
 from bespokefl.engines import Engine
 from bespokefl.federation import Federation
-from bespokefl.program import Program, plan_phases
-from bespokefl.task import Task
 
 Array = NDArray[np.float64]
 Weights = dict[str, Array]  # by the names of the module below

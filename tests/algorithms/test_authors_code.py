@@ -17,9 +17,9 @@ from torch import nn
 from bespokefl.algorithms import Algorithm
 from bespokefl.algorithms.lg_mix import LGMix
 from bespokefl.algorithms.pgfed import PGFed, PGFedMo
+from bespokefl.core.trees import rows
 from bespokefl.federation import Federation
 from bespokefl.models.convnets import fedavg_cnn
-from bespokefl.trees import rows
 
 RECORDED: dict[str, Any] = json.loads((Path(__file__).parent / "authors_code.json").read_text())
 PRECISION: Any = {"rtol": 2e-12, "atol": 2e-13}

@@ -13,11 +13,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from bespokefl.algorithms import Algorithm, build_algorithm, plgu_ghn
+from bespokefl.core.trees import leaves, numel
 from bespokefl.data import FederatedData
 from bespokefl.engines import Sequential
 from bespokefl.engines.base import Job, Result
 from bespokefl.federation import Federation
-from bespokefl.trees import leaves, numel
 
 SIZES = (23, 8)
 EPOCHS, BATCH = 2, 10

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from bespokefl.algorithms import build_algorithm
 from bespokefl.config_file import parse_experiment
+from bespokefl.core.task import Task
 from bespokefl.data import FederatedData
 from bespokefl.errors import InputError
 from bespokefl.experiment import prepare
 from bespokefl.federation import Federation
-from bespokefl.task import Task
 
 METHODS = ("fedrod", "fedhkd", "splitgp")
 METHODS_AND_ENGINES = [(name, engine) for name in METHODS for engine in ("sequential", "vectorized")]

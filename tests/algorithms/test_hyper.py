@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 import pytest
 
-from bespokefl.algorithms.hyper import checked, hyper, hyperparameters
+from bespokefl.core.hyper import checked, hyper, hyperparameters
 from bespokefl.errors import InputError
 
 

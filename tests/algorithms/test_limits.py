@@ -8,17 +8,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from bespokefl import trees
 from bespokefl.algorithms import Algorithm
 from bespokefl.algorithms.ditto import Ditto
 from bespokefl.algorithms.fedavg import FedAvg
 from bespokefl.algorithms.fedprox import FedProx
 from bespokefl.algorithms.local import Local
+from bespokefl.core import trees
+from bespokefl.core.rng import stream
+from bespokefl.core.trees import Model
 from bespokefl.data.federated import FederatedData
 from bespokefl.errors import InputError
 from bespokefl.federation import Federation
-from bespokefl.rng import stream
-from bespokefl.trees import Model
 
 SIZES = [23, 8, 31]
 SEED = 5

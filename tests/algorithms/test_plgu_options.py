@@ -28,12 +28,12 @@ from bespokefl.algorithms.fedavg import FedAvg
 from bespokefl.algorithms.plgu_ghn import Server
 from bespokefl.algorithms.plgu_grep import PLGUGRep
 from bespokefl.algorithms.plgu_lf import PLGULF
+from bespokefl.core.layer_groups import layers_of
+from bespokefl.core.task import Batch, Task
 from bespokefl.data import FederatedData, load
 from bespokefl.errors import InputError
 from bespokefl.federation import Federation
-from bespokefl.layer_groups import layers_of
 from bespokefl.models import build
-from bespokefl.task import Batch, Task
 
 Array = NDArray[np.float64]
 

@@ -11,7 +11,7 @@ import bespokefl.algorithms as package
 from bespokefl.algorithms import ALGORITHMS, build_algorithm
 from bespokefl.algorithms.ditto import Ditto
 from bespokefl.algorithms.fedavg import FedAvg
-from bespokefl.algorithms.hyper import checked, hyper
+from bespokefl.core.hyper import checked, hyper
 from bespokefl.errors import InputError
 
 NOT_METHODS = {"__init__", "acting", "averaging", "headed", "base", "exchange", "hyper"}

@@ -9,14 +9,14 @@ from tests.algorithms import small
 from tests.algorithms.small import Array, Weights
 from torch import Tensor, nn
 
-from bespokefl.algorithms.base import Setup
 from bespokefl.algorithms.fedavg import FedAvg
 from bespokefl.algorithms.splitgp import SplitGP
+from bespokefl.core.algorithm import Setup
+from bespokefl.core.task import Task
 from bespokefl.data.federated import FederatedData
 from bespokefl.engines import Sequential, Vectorized
 from bespokefl.errors import InputError
 from bespokefl.federation import Federation
-from bespokefl.task import Task
 
 N, N_KAPPA = 21, 12
 KAPPA = ("kappa.weight", "kappa.bias")

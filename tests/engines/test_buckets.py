@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bespokefl.core.program import Rows, shuffled
+from bespokefl.core.rng import stream
 from bespokefl.data.dataset import Dataset
 from bespokefl.data.partitions import DirichletOptions, assign_dirichlet, rows_by_owner
 from bespokefl.engines.buckets import TARGET_WASTE, Shape, group, padded_length, stack_width
-from bespokefl.program import Rows, shuffled
-from bespokefl.rng import stream
 
 WIDTHS = sorted({k << s for s in range(20) for k in (1, 2, 3)})  # 1, 2, 3, 4, 6, 8, 12, ...
 LENGTHS = sorted({k << s for s in range(20) for k in range(1, 9)})  # 1 to 8, 10, 12, 14, 16, 20, ...

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call, grad, vmap
 
-from bespokefl import trees
 from bespokefl.algorithms.fedavg import FedAvg
+from bespokefl.core import trees
 from bespokefl.data.federated import FederatedData
 from bespokefl.engines import Vectorized
 from bespokefl.engines.graphs import Graph, GraphCache, in_layout_of

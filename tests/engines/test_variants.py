@@ -10,13 +10,13 @@ from tests.engines.seats import Counting, federation, results, side_by_side
 
 from bespokefl.algorithms import ALGORITHMS, Algorithm, build_algorithm
 from bespokefl.algorithms.fedavg import FedAvg
-from bespokefl.algorithms.hyper import hyper
+from bespokefl.core.hyper import hyper
+from bespokefl.core.program import Down
+from bespokefl.core.task import Batch, Pass, Task
+from bespokefl.core.trees import Model
 from bespokefl.engines import Engine, Sequential, Vectorized
 from bespokefl.engines.together import Together
 from bespokefl.engines.variants import Variants, outline
-from bespokefl.program import Down
-from bespokefl.task import Batch, Pass, Task
-from bespokefl.trees import Model
 
 SETTINGS: dict[str, Any] = {"lr": 0.05, "momentum": 0.9, "local_epochs": 1, "batch_size": 4}
 OWN: dict[str, dict[str, float]] = {  # beside the learning rate, by method: values of the second and third run

@@ -12,14 +12,14 @@ from torch import nn
 
 from bespokefl.algorithms.fedavg import FedAvg
 from bespokefl.algorithms.fedfomo import FedFomo
+from bespokefl.core.task import Task
+from bespokefl.core.trees import leaves, nbytes, tree_map
 from bespokefl.data import Dataset, FederatedData, federate, load
 from bespokefl.engines import Sequential, Vectorized, build_engine
 from bespokefl.engines.vectorized import Layout
 from bespokefl.errors import InputError
 from bespokefl.federation import Federation
 from bespokefl.models import build
-from bespokefl.task import Task
-from bespokefl.trees import leaves, nbytes, tree_map
 
 ALGORITHM = FedAvg(lr=0.1, momentum=0.9, local_epochs=1, batch_size=8)
 SIZES = (3, 20, 9, 31, 14)

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from tests.flower.memory import Memory, Notes, experiment, remote, shards
 
-from bespokefl import trees
 from bespokefl.algorithms import ALGORITHMS, build_algorithm
-from bespokefl.algorithms.exchange import Exchange
+from bespokefl.core import trees
+from bespokefl.core.exchange import Exchange
 from bespokefl.data.splits import SPLITS
 from bespokefl.errors import InputError, RunError
 from bespokefl.flower.envelope import Envelope, Handler

@@ -320,7 +320,7 @@ def test_endless_work_is_refused(tmp_path: Path) -> None:
 
 
 def order_of(federation: Any) -> Any:
-    from bespokefl.program import Order
+    from bespokefl.core.program import Order
 
     return Order(federation.algorithm.train, np.arange(5), {"w": federation.server["w"]}, {}, 0, True)
 

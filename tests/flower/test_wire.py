@@ -7,10 +7,10 @@ import pytest
 import torch
 from tests.flower.memory import from_bytes, to_bytes
 
+from bespokefl.core.tree_io import full_name
 from bespokefl.flower.envelope import Envelope
 from bespokefl.flower.refusal import Refused
 from bespokefl.flower.wire import Leaf, check_rows, digest, packed, unpacked
-from bespokefl.serial import full_name
 
 
 class Kept(NamedTuple):

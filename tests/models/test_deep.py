@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 from bespokefl.assembly import make_module
 from bespokefl.config_file import parse_experiment
+from bespokefl.core.layer_groups import layers_of
+from bespokefl.core.task import Batch, Task
 from bespokefl.data import FederatedData
 from bespokefl.errors import InputError
-from bespokefl.layer_groups import layers_of
 from bespokefl.models import MODELS, build
 from bespokefl.models.nfresnet import RELU_GAIN, NormFreeBlock, StandardisedConv2d
-from bespokefl.task import Batch, Task
 
 DEEP = ["resnet18", "resnet50", "wrn28-10", "nfresnet18", "densenet121"]
 NARROW: dict[str, dict[str, Any]] = {

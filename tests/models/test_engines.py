@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bespokefl.algorithms import build_algorithm
+from bespokefl.core.task import Task
 from bespokefl.data import FederatedData
 from bespokefl.engines import Engine, Sequential, Vectorized
 from bespokefl.federation import Federation
 from bespokefl.models import build
 from bespokefl.models.densenet import densenet
-from bespokefl.task import Task
 
 SIZES = (6, 11, 8)  # with batches of 4: two or three steps, last ones of 2, 3 and 4
 CLASSES = 3

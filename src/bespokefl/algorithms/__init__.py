@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, NamedTuple
 
-from bespokefl.algorithms.acting import unused
-from bespokefl.algorithms.base import Algorithm, Setup, Training
-from bespokefl.algorithms.hyper import HyperParameter, checked, hyperparameters
+from bespokefl.core.acting import unused
+from bespokefl.core.algorithm import Algorithm, Setup, Training
+from bespokefl.core.hyper import HyperParameter, checked, hyperparameters
 from bespokefl.errors import InputError, unknown_name
 
 __all__ = ["ALGORITHMS", "Algorithm", "AlgorithmSpec", "Setup", "Training", "build_algorithm"]

@@ -8,15 +8,15 @@ As in the authors' code both updates of a step share the batch, and the global a
 from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple
 
-from bespokefl.algorithms.averaging import ModelAveraging
-from bespokefl.algorithms.base import Newcomer, OneModel, Training
-from bespokefl.algorithms.exchange import MODEL, Exchange
-from bespokefl.algorithms.hyper import hyper
-from bespokefl.cohort import Cohort
-from bespokefl.program import Down, Phase, Program
-from bespokefl.proximal import pulled
-from bespokefl.task import Batch, Task
-from bespokefl.trees import Model, Tree
+from bespokefl.core.algorithm import Newcomer, OneModel, Training
+from bespokefl.core.averaging import ModelAveraging
+from bespokefl.core.cohort import Cohort
+from bespokefl.core.exchange import MODEL, Exchange
+from bespokefl.core.hyper import hyper
+from bespokefl.core.program import Down, Phase, Program
+from bespokefl.core.proximal import pulled
+from bespokefl.core.task import Batch, Task
+from bespokefl.core.trees import Model, Tree
 
 
 class Kept(NamedTuple):

@@ -12,10 +12,10 @@ and both phases have as many epochs: the default here, which is twice the local 
 from dataclasses import dataclass
 from typing import ClassVar
 
-from bespokefl.algorithms.acting import when
 from bespokefl.algorithms.fedsim import FedSim
-from bespokefl.algorithms.hyper import hyper
-from bespokefl.program import Phase
+from bespokefl.core.acting import when
+from bespokefl.core.hyper import hyper
+from bespokefl.core.program import Phase
 
 
 @dataclass(frozen=True)

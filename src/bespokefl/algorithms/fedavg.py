@@ -17,16 +17,16 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from bespokefl.algorithms.acting import when
-from bespokefl.algorithms.averaging import ModelAveraging
-from bespokefl.algorithms.base import Newcomer, OneModel, Training
-from bespokefl.algorithms.exchange import MODEL, Exchange
-from bespokefl.algorithms.hyper import hyper
-from bespokefl.cohort import Cohort
-from bespokefl.model_programs import hand_over
-from bespokefl.program import Batches, Call, Down, Phase, Program
-from bespokefl.task import Batch, Pass, Task
-from bespokefl.trees import Model, Tree, where
+from bespokefl.core.acting import when
+from bespokefl.core.algorithm import Newcomer, OneModel, Training
+from bespokefl.core.averaging import ModelAveraging
+from bespokefl.core.cohort import Cohort
+from bespokefl.core.exchange import MODEL, Exchange
+from bespokefl.core.hyper import hyper
+from bespokefl.core.model_programs import hand_over
+from bespokefl.core.program import Batches, Call, Down, Phase, Program
+from bespokefl.core.task import Batch, Pass, Task
+from bespokefl.core.trees import Model, Tree, where
 
 
 class Kept(NamedTuple):

@@ -13,13 +13,13 @@ after ``finetune_epochs`` of local SGD at evaluation, on a copy: of the whole mo
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from bespokefl.algorithms.base import Newcomer, Setup, Training
 from bespokefl.algorithms.fedper import PartialSharing
-from bespokefl.algorithms.hyper import hyper
-from bespokefl.cohort import Cohort
-from bespokefl.program import Call, Down, Phase, Program
-from bespokefl.task import Batch, Task
-from bespokefl.trees import Model, Tree
+from bespokefl.core.algorithm import Newcomer, Setup, Training
+from bespokefl.core.cohort import Cohort
+from bespokefl.core.hyper import hyper
+from bespokefl.core.program import Call, Down, Phase, Program
+from bespokefl.core.task import Batch, Task
+from bespokefl.core.trees import Model, Tree
 
 
 @dataclass(frozen=True)

@@ -13,14 +13,14 @@ of its own before its score means much. The server has no model.
 from dataclasses import dataclass
 from typing import ClassVar
 
-from bespokefl.algorithms.averaging import ModelAveraging
-from bespokefl.algorithms.base import Setup
-from bespokefl.algorithms.exchange import Exchange
 from bespokefl.algorithms.fedper import PartialSharing
+from bespokefl.core.algorithm import Setup
+from bespokefl.core.averaging import ModelAveraging
+from bespokefl.core.exchange import Exchange
+from bespokefl.core.program import Down
+from bespokefl.core.task import Batch, Task
+from bespokefl.core.trees import Tree
 from bespokefl.errors import InputError
-from bespokefl.program import Down
-from bespokefl.task import Batch, Task
-from bespokefl.trees import Tree
 
 
 @dataclass(frozen=True)

@@ -15,14 +15,14 @@ from typing import ClassVar, Literal, NamedTuple
 
 import torch
 
-from bespokefl.algorithms.base import Setup, Training
 from bespokefl.algorithms.fedavg import Kept, LocalSGD
-from bespokefl.algorithms.hyper import hyper
-from bespokefl.cohort import Cohort
-from bespokefl.program import Down
-from bespokefl.proximal import pulled
-from bespokefl.task import Batch, Task
-from bespokefl.trees import Model, Tree, mean, shift, sub, zeros
+from bespokefl.core.algorithm import Setup, Training
+from bespokefl.core.cohort import Cohort
+from bespokefl.core.hyper import hyper
+from bespokefl.core.program import Down
+from bespokefl.core.proximal import pulled
+from bespokefl.core.task import Batch, Task
+from bespokefl.core.trees import Model, Tree, mean, shift, sub, zeros
 
 
 class Remembering(NamedTuple):

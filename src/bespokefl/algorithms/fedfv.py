@@ -28,17 +28,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bespokefl.algorithms.acting import unless
-from bespokefl.algorithms.base import Setup, Training
-from bespokefl.algorithms.exchange import LOSS, MODEL, Exchange
 from bespokefl.algorithms.fedavg import Kept, LocalSGD
-from bespokefl.algorithms.hyper import hyper
-from bespokefl.cohort import Cohort
-from bespokefl.descent import STATIONARY, lengths, weighted_sum
-from bespokefl.program import Down, Phase, Program, ordered
-from bespokefl.solvers import Floats, gram
-from bespokefl.task import Batch, Task
-from bespokefl.trees import Model, Tree, concat, drop, mean, rows, shift, stack, sub, tree_map
+from bespokefl.core.acting import unless
+from bespokefl.core.algorithm import Setup, Training
+from bespokefl.core.cohort import Cohort
+from bespokefl.core.common_direction import STATIONARY, lengths, weighted_sum
+from bespokefl.core.exchange import LOSS, MODEL, Exchange
+from bespokefl.core.hyper import hyper
+from bespokefl.core.program import Down, Phase, Program, ordered
+from bespokefl.core.solvers import Floats, gram
+from bespokefl.core.task import Batch, Task
+from bespokefl.core.trees import Model, Tree, concat, drop, mean, rows, shift, stack, sub, tree_map
 
 
 class Last(NamedTuple):

@@ -25,17 +25,17 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from bespokefl.algorithms.base import Newcomer, Setup, Training
-from bespokefl.algorithms.exchange import MODEL, Exchange
 from bespokefl.algorithms.fedavg import FedAvg, Kept
-from bespokefl.algorithms.headed import Headed
-from bespokefl.algorithms.hyper import hyper
-from bespokefl.cohort import Cohort
-from bespokefl.losses import class_logits
+from bespokefl.core.algorithm import Newcomer, Setup, Training
+from bespokefl.core.cohort import Cohort
+from bespokefl.core.exchange import MODEL, Exchange
+from bespokefl.core.headed import Headed
+from bespokefl.core.hyper import hyper
+from bespokefl.core.losses import class_logits
+from bespokefl.core.program import Call, Down, Phase, Program, ordered
+from bespokefl.core.task import Batch, Pass, Task
+from bespokefl.core.trees import Model, Tree, clipped
 from bespokefl.nn.counter_rng import keyed_normal
-from bespokefl.program import Call, Down, Phase, Program, ordered
-from bespokefl.task import Batch, Pass, Task
-from bespokefl.trees import Model, Tree, clipped
 
 
 class Collected(NamedTuple):

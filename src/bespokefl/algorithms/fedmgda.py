@@ -25,13 +25,13 @@ from typing import ClassVar
 
 import numpy as np
 
-from bespokefl.algorithms.acting import unless
 from bespokefl.algorithms.fedavg import LocalSGD
-from bespokefl.algorithms.hyper import hyper
-from bespokefl.cohort import Cohort
-from bespokefl.descent import weighted_sum
-from bespokefl.solvers import Floats, gram, min_norm_near
-from bespokefl.trees import Model, Tree, drop, mean, shift, sub
+from bespokefl.core.acting import unless
+from bespokefl.core.cohort import Cohort
+from bespokefl.core.common_direction import weighted_sum
+from bespokefl.core.hyper import hyper
+from bespokefl.core.solvers import Floats, gram, min_norm_near
+from bespokefl.core.trees import Model, Tree, drop, mean, shift, sub
 
 
 @dataclass(frozen=True)

@@ -33,19 +33,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bespokefl.algorithms.acting import unless, when
-from bespokefl.algorithms.base import Algorithm, Setup
-from bespokefl.algorithms.exchange import GRADIENT, LOSS, STATISTICS, Exchange
-from bespokefl.algorithms.hyper import hyper
-from bespokefl.cohort import Cohort, Uploads
-from bespokefl.descent import Columns, Direction, columns_of, common_direction
-from bespokefl.errors import InputError, RunError
-from bespokefl.model_programs import hand_over
-from bespokefl.program import Call, Down, Phase, Program, ordered
-from bespokefl.solvers import Floats, nearest_directions
-from bespokefl.sparing import HALVINGS, score_all, spare_others
-from bespokefl.task import Batch, Task
-from bespokefl.trees import (
+from bespokefl.core.acting import unless, when
+from bespokefl.core.algorithm import Algorithm, Setup
+from bespokefl.core.cohort import Cohort, Uploads
+from bespokefl.core.common_direction import Columns, Direction, columns_of, common_direction
+from bespokefl.core.exchange import GRADIENT, LOSS, STATISTICS, Exchange
+from bespokefl.core.hyper import hyper
+from bespokefl.core.model_programs import hand_over
+from bespokefl.core.program import Call, Down, Phase, Program, ordered
+from bespokefl.core.solvers import Floats, nearest_directions
+from bespokefl.core.task import Batch, Task
+from bespokefl.core.trees import (
     Model,
     Tree,
     axpy,
@@ -62,6 +60,8 @@ from bespokefl.trees import (
     where,
     zeros,
 )
+from bespokefl.errors import InputError, RunError
+from bespokefl.sparing import HALVINGS, score_all, spare_others
 
 MANY_LOSSES = "its mean training losses at the personal models of all"
 

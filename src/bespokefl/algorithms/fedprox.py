@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from bespokefl.algorithms.fedavg import FedAvg
-from bespokefl.algorithms.hyper import hyper
-from bespokefl.program import Down
-from bespokefl.proximal import pulled
-from bespokefl.task import Batch, Pass, Task
-from bespokefl.trees import Model
+from bespokefl.core.hyper import hyper
+from bespokefl.core.program import Down
+from bespokefl.core.proximal import pulled
+from bespokefl.core.task import Batch, Pass, Task
+from bespokefl.core.trees import Model
 
 
 @dataclass(frozen=True)

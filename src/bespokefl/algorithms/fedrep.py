@@ -15,12 +15,12 @@ A client's model is the newest body with its own head, the initial one if it nev
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from bespokefl.algorithms.acting import never
 from bespokefl.algorithms.fedper import PartialSharing
-from bespokefl.algorithms.hyper import hyper
-from bespokefl.cohort import Cohort
-from bespokefl.program import Call, Phase, Program
-from bespokefl.trees import Tree
+from bespokefl.core.acting import never
+from bespokefl.core.cohort import Cohort
+from bespokefl.core.hyper import hyper
+from bespokefl.core.program import Call, Phase, Program
+from bespokefl.core.trees import Tree
 
 
 @dataclass(frozen=True)

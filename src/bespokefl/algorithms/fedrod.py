@@ -22,18 +22,18 @@ import torch
 from torch import Tensor
 from torch.func import grad
 
-from bespokefl.algorithms.acting import when
-from bespokefl.algorithms.averaging import ModelAveraging
-from bespokefl.algorithms.base import Newcomer, OneModel, Setup
-from bespokefl.algorithms.exchange import MODEL, Exchange
-from bespokefl.algorithms.headed import Headed
-from bespokefl.algorithms.hyper import hyper
-from bespokefl.cohort import Cohort
-from bespokefl.hypernetwork import HyperNetwork, generate, initial_parameters
-from bespokefl.losses import add_to_logits
-from bespokefl.program import Call, Down, Phase, Program, ordered
-from bespokefl.task import Batch, Task
-from bespokefl.trees import Model, Tree, pick, rows, zeros
+from bespokefl.core.acting import when
+from bespokefl.core.algorithm import Newcomer, OneModel, Setup
+from bespokefl.core.averaging import ModelAveraging
+from bespokefl.core.cohort import Cohort
+from bespokefl.core.exchange import MODEL, Exchange
+from bespokefl.core.headed import Headed
+from bespokefl.core.hyper import hyper
+from bespokefl.core.hypernetwork import HyperNetwork, generate, initial_parameters
+from bespokefl.core.losses import add_to_logits
+from bespokefl.core.program import Call, Down, Phase, Program, ordered
+from bespokefl.core.task import Batch, Task
+from bespokefl.core.trees import Model, Tree, pick, rows, zeros
 
 PERSONAL = "personal."  # before the names of the personal head in a client's model
 FEWEST = 1e-12  # samples of a class that a client lacks

@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from bespokefl.algorithms.fedavg import FedAvg
-from bespokefl.algorithms.hyper import hyper
-from bespokefl.cohort import Cohort
-from bespokefl.layer_groups import layers_of
-from bespokefl.program import Down
-from bespokefl.proximal import server_step
+from bespokefl.core.cohort import Cohort
+from bespokefl.core.hyper import hyper
+from bespokefl.core.layer_groups import layers_of
+from bespokefl.core.program import Down
+from bespokefl.core.proximal import server_step
+from bespokefl.core.task import Batch, Pass, Task
+from bespokefl.core.trees import Model, Tree, shift
 from bespokefl.sharpness import equal_scores, lwsam
-from bespokefl.task import Batch, Pass, Task
-from bespokefl.trees import Model, Tree, shift
 
 
 @dataclass(frozen=True)

@@ -18,15 +18,15 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from bespokefl.algorithms.acting import when
-from bespokefl.algorithms.averaging import ModelAveraging
-from bespokefl.algorithms.base import Setup
 from bespokefl.algorithms.fedper import PartialSharing, check_last_layers, last_layers
-from bespokefl.algorithms.hyper import hyper
-from bespokefl.cohort import Cohort
-from bespokefl.program import Down
-from bespokefl.task import Pass, Task
-from bespokefl.trees import Model, Tree, pick
+from bespokefl.core.acting import when
+from bespokefl.core.algorithm import Setup
+from bespokefl.core.averaging import ModelAveraging
+from bespokefl.core.cohort import Cohort
+from bespokefl.core.hyper import hyper
+from bespokefl.core.program import Down
+from bespokefl.core.task import Pass, Task
+from bespokefl.core.trees import Model, Tree, pick
 
 
 class Kept(NamedTuple):

@@ -21,17 +21,17 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import ClassVar, Literal, NamedTuple
 
-from bespokefl.algorithms.acting import when
-from bespokefl.algorithms.averaging import ModelAveraging
-from bespokefl.algorithms.base import Setup, Training
-from bespokefl.algorithms.exchange import MODEL, ONE_BATCH, Exchange
-from bespokefl.algorithms.hyper import hyper
-from bespokefl.cohort import Cohort
-from bespokefl.program import Batches, Down, Phase, Program, shuffled
-from bespokefl.proximal import part_way
-from bespokefl.rng import stream
-from bespokefl.task import Batch, Task
-from bespokefl.trees import Model, Tree, repeat
+from bespokefl.core.acting import when
+from bespokefl.core.algorithm import Setup, Training
+from bespokefl.core.averaging import ModelAveraging
+from bespokefl.core.cohort import Cohort
+from bespokefl.core.exchange import MODEL, ONE_BATCH, Exchange
+from bespokefl.core.hyper import hyper
+from bespokefl.core.program import Batches, Down, Phase, Program, shuffled
+from bespokefl.core.proximal import part_way
+from bespokefl.core.rng import stream
+from bespokefl.core.task import Batch, Task
+from bespokefl.core.trees import Model, Tree, repeat
 
 MOST_FLIPS = 64  # of a real federation, where each stretch that coins may give has a name
 

@@ -16,13 +16,13 @@ statistics go with their layers.
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from bespokefl.algorithms.base import Setup
-from bespokefl.algorithms.exchange import Exchange
 from bespokefl.algorithms.fedper import PartialSharing, check_last_layers, last_layers
-from bespokefl.algorithms.hyper import hyper
-from bespokefl.program import Down, Phase
-from bespokefl.task import Batch, Task
-from bespokefl.trees import Tree
+from bespokefl.core.algorithm import Setup
+from bespokefl.core.exchange import Exchange
+from bespokefl.core.hyper import hyper
+from bespokefl.core.program import Down, Phase
+from bespokefl.core.task import Batch, Task
+from bespokefl.core.trees import Tree
 
 
 @dataclass(frozen=True)

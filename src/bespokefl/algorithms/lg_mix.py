@@ -39,15 +39,15 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from bespokefl.algorithms.averaging import ModelAveraging
-from bespokefl.algorithms.base import Setup
-from bespokefl.algorithms.exchange import CHANGE, Exchange
-from bespokefl.algorithms.hyper import hyper
-from bespokefl.cohort import Cohort
+from bespokefl.core.algorithm import Setup
+from bespokefl.core.averaging import ModelAveraging
+from bespokefl.core.cohort import Cohort
+from bespokefl.core.exchange import CHANGE, Exchange
+from bespokefl.core.hyper import hyper
+from bespokefl.core.program import Down, Phase, Program
+from bespokefl.core.task import Batch, Task
+from bespokefl.core.trees import Model, Tree, add, norm, scale, sub, tree_map, zeros
 from bespokefl.errors import InputError
-from bespokefl.program import Down, Phase, Program
-from bespokefl.task import Batch, Task
-from bespokefl.trees import Model, Tree, add, norm, scale, sub, tree_map, zeros
 
 DISTANCES = "layers: |w - u| / |u|"  # name of a fact: a row per client, a column per layer of the model
 

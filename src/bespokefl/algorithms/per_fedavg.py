@@ -23,17 +23,17 @@ from typing import ClassVar, Literal
 
 import torch
 
-from bespokefl.algorithms.acting import never, when
-from bespokefl.algorithms.averaging import ModelAveraging
-from bespokefl.algorithms.base import Newcomer, OneModel, Training
-from bespokefl.algorithms.exchange import MODEL, Exchange
-from bespokefl.algorithms.hyper import hyper
-from bespokefl.cohort import Cohort
-from bespokefl.model_programs import hand_over, received
-from bespokefl.optim import SGD
-from bespokefl.program import Batches, Call, Down, Phase, Program, shuffled
-from bespokefl.task import Batch, Task
-from bespokefl.trees import Model, Tree, axpy, scale, shift, sub
+from bespokefl.core.acting import never, when
+from bespokefl.core.algorithm import Newcomer, OneModel, Training
+from bespokefl.core.averaging import ModelAveraging
+from bespokefl.core.cohort import Cohort
+from bespokefl.core.exchange import MODEL, Exchange
+from bespokefl.core.hyper import hyper
+from bespokefl.core.model_programs import hand_over, received
+from bespokefl.core.optim import SGD
+from bespokefl.core.program import Batches, Call, Down, Phase, Program, shuffled
+from bespokefl.core.task import Batch, Task
+from bespokefl.core.trees import Model, Tree, axpy, scale, shift, sub
 
 
 @dataclass(frozen=True)

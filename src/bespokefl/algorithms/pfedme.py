@@ -26,18 +26,18 @@ from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 
-from bespokefl.algorithms.acting import never, when
-from bespokefl.algorithms.averaging import ModelAveraging
-from bespokefl.algorithms.base import Newcomer, OneModel, Training
-from bespokefl.algorithms.exchange import Exchange
-from bespokefl.algorithms.hyper import hyper
-from bespokefl.cohort import Cohort
+from bespokefl.core.acting import never, when
+from bespokefl.core.algorithm import Newcomer, OneModel, Training
+from bespokefl.core.averaging import ModelAveraging
+from bespokefl.core.cohort import Cohort
+from bespokefl.core.exchange import Exchange
+from bespokefl.core.hyper import hyper
+from bespokefl.core.optim import SGD
+from bespokefl.core.program import Batches, Down, Phase, Program, shuffled
+from bespokefl.core.proximal import part_way, pulled, server_step
+from bespokefl.core.task import Batch, Task
+from bespokefl.core.trees import Model, Tree
 from bespokefl.errors import RunError
-from bespokefl.optim import SGD
-from bespokefl.program import Batches, Down, Phase, Program, shuffled
-from bespokefl.proximal import part_way, pulled, server_step
-from bespokefl.task import Batch, Task
-from bespokefl.trees import Model, Tree
 
 
 class Pair(NamedTuple):

@@ -25,14 +25,14 @@ Where the two are compared they are to have the same H and the same steps, as in
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from bespokefl.algorithms.acting import when
-from bespokefl.algorithms.hyper import hyper
 from bespokefl.algorithms.pfedhn import HyperNetworked, Server
-from bespokefl.cohort import Cohort
-from bespokefl.hypernetwork import pull_phi, pull_v
-from bespokefl.layer_groups import Part
+from bespokefl.core.acting import when
+from bespokefl.core.cohort import Cohort
+from bespokefl.core.hyper import hyper
+from bespokefl.core.hypernetwork import pull_phi, pull_v
+from bespokefl.core.layer_groups import Part
+from bespokefl.core.trees import Model, add, mean, zeros
 from bespokefl.sharpness import lwsam, scores
-from bespokefl.trees import Model, add, mean, zeros
 
 
 @dataclass(frozen=True)

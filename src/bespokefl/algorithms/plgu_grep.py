@@ -27,15 +27,15 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from bespokefl.algorithms.acting import when
-from bespokefl.algorithms.exchange import BODY, ONE_BATCH, Exchange
 from bespokefl.algorithms.fedper import PartialSharing
-from bespokefl.algorithms.hyper import hyper
-from bespokefl.layer_groups import Part, layers_of
-from bespokefl.program import Down, Phase, shuffled
+from bespokefl.core.acting import when
+from bespokefl.core.exchange import BODY, ONE_BATCH, Exchange
+from bespokefl.core.hyper import hyper
+from bespokefl.core.layer_groups import Part, layers_of
+from bespokefl.core.program import Down, Phase, shuffled
+from bespokefl.core.task import Batch, Task
+from bespokefl.core.trees import Model, Tree, drop, pick, shift
 from bespokefl.sharpness import equal_scores, lwsam, scores
-from bespokefl.task import Batch, Task
-from bespokefl.trees import Model, Tree, drop, pick, shift
 
 
 class Kept(NamedTuple):

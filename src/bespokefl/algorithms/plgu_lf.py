@@ -31,18 +31,18 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from bespokefl.algorithms.acting import unless
-from bespokefl.algorithms.averaging import ModelAveraging
-from bespokefl.algorithms.base import OneModel, Setup
-from bespokefl.algorithms.exchange import CHANGE, Exchange
-from bespokefl.algorithms.hyper import hyper
-from bespokefl.cohort import Cohort
+from bespokefl.core.acting import unless
+from bespokefl.core.algorithm import OneModel, Setup
+from bespokefl.core.averaging import ModelAveraging
+from bespokefl.core.cohort import Cohort
+from bespokefl.core.exchange import CHANGE, Exchange
+from bespokefl.core.hyper import hyper
+from bespokefl.core.layer_groups import Part, layers_of
+from bespokefl.core.program import Down, Phase, Program
+from bespokefl.core.task import Batch, Task
+from bespokefl.core.trees import Model, Tree, add, shift, sub
 from bespokefl.errors import InputError
-from bespokefl.layer_groups import Part, layers_of
-from bespokefl.program import Down, Phase, Program
 from bespokefl.sharpness import largest, lwsam, only, scores
-from bespokefl.task import Batch, Task
-from bespokefl.trees import Model, Tree, add, shift, sub
 
 DEFAULT_D = 5
 

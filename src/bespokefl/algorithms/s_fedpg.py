@@ -16,16 +16,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bespokefl.algorithms.exchange import Exchange
 from bespokefl.algorithms.fedpg import FedPG, Kept, Server, scalar
-from bespokefl.algorithms.hyper import hyper
-from bespokefl.cohort import Uploads
-from bespokefl.descent import NO_LOSS, Columns, Direction, fairness_weights, unfairness
-from bespokefl.program import Down, Phase, Program, ordered
-from bespokefl.solvers import Floats
+from bespokefl.core.cohort import Uploads
+from bespokefl.core.common_direction import NO_LOSS, Columns, Direction, fairness_weights, unfairness
+from bespokefl.core.exchange import Exchange
+from bespokefl.core.hyper import hyper
+from bespokefl.core.program import Down, Phase, Program, ordered
+from bespokefl.core.solvers import Floats
+from bespokefl.core.task import Batch, Task
+from bespokefl.core.trees import Model, Tree, shift
 from bespokefl.sparing import finite
-from bespokefl.task import Batch, Task
-from bespokefl.trees import Model, Tree, shift
 
 MOST_TRIALS = 128  # of a round, for a step that is halved from one to the next
 TRIAL_LOSS = "its mean training loss at another model on the way"

@@ -29,17 +29,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from bespokefl.algorithms.averaging import ModelAveraging
-from bespokefl.algorithms.base import Newcomer, Setup, Training
-from bespokefl.algorithms.exchange import Exchange
-from bespokefl.algorithms.headed import Headed
-from bespokefl.algorithms.hyper import hyper
-from bespokefl.cohort import Cohort
+from bespokefl.core.algorithm import Newcomer, Setup, Training
+from bespokefl.core.averaging import ModelAveraging
+from bespokefl.core.cohort import Cohort
+from bespokefl.core.exchange import Exchange
+from bespokefl.core.headed import Headed
+from bespokefl.core.hyper import hyper
+from bespokefl.core.losses import class_logits
+from bespokefl.core.program import Call, Down, Phase, Program
+from bespokefl.core.task import Batch, Pass, Task
+from bespokefl.core.trees import Model, Tree, drop, pick
 from bespokefl.errors import InputError
-from bespokefl.losses import class_logits
-from bespokefl.program import Call, Down, Phase, Program
-from bespokefl.task import Batch, Pass, Task
-from bespokefl.trees import Model, Tree, drop, pick
 
 MODEL_AND_EXIT = "a model after local steps, with its client's exit"
 KAPPA = ("kappa.weight", "kappa.bias")

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from bespokefl.core.rng import stream
 from bespokefl.data.inputs import InputKind
 from bespokefl.errors import InputError
-from bespokefl.rng import stream
 
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]

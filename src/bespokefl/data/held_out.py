@@ -5,9 +5,9 @@ from typing import Literal
 
 import numpy as np
 
+from bespokefl.core.rng import stream
 from bespokefl.data.dataset import IntArray
 from bespokefl.errors import InputError
-from bespokefl.rng import stream
 
 
 @dataclass(frozen=True)

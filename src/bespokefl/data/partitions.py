@@ -12,11 +12,11 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field
 
+from bespokefl.core.rng import stream
 from bespokefl.data.dataset import Dataset, IntArray
 from bespokefl.data.options import NoOptions
 from bespokefl.data.released import released_draw
 from bespokefl.errors import InputError
-from bespokefl.rng import stream
 
 UNUSED = -1  # owner of a row that no client gets
 MAX_REDRAWS = 1000

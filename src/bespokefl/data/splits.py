@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from bespokefl.core.rng import stream
 from bespokefl.data.dataset import IntArray
 from bespokefl.errors import InputError
-from bespokefl.rng import stream
 
 SPLITS = ("train", "val", "test")
 Splits = dict[str, tuple[IntArray, ...]]

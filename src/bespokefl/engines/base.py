@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bespokefl.program import Program, Result, Rows, plan_phases
-from bespokefl.rng import step_keys
-from bespokefl.task import Task
-from bespokefl.trees import Tree, tree_map
+from bespokefl.core.program import Program, Result, Rows, plan_phases
+from bespokefl.core.rng import step_keys
+from bespokefl.core.task import Task
+from bespokefl.core.trees import Tree, tree_map
 
 Splits = Mapping[str, Sequence[Rows]]
 Plans = list[list[list[Rows]]]  # the batches of each client in each phase

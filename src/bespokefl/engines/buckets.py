@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from bespokefl.program import Rows
+from bespokefl.core.program import Rows
 
 Plan = list[list[Rows]]  # per phase the batches of one client, or per client those of one phase
 

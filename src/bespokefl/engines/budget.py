@@ -5,13 +5,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from bespokefl import trees
+from bespokefl.core import trees
+from bespokefl.core.program import Rows
 from bespokefl.engines.base import Job, Plans
 from bespokefl.engines.graphs import GraphCache
 from bespokefl.engines.memory import free_bytes
 from bespokefl.engines.stacked import Stack
 from bespokefl.engines.steppers import Steppers
-from bespokefl.program import Rows
 
 SHARE_OF_FREE_MEMORY = 0.5
 # Bounds that no common network exceeds: a cohort within them fits without a closer look.

@@ -5,9 +5,9 @@ import threading
 import numpy as np
 import torch
 
-from bespokefl import trees
-from bespokefl.program import Result, Rows
-from bespokefl.trees import Tree
+from bespokefl.core import trees
+from bespokefl.core.program import Result, Rows
+from bespokefl.core.trees import Tree
 
 
 class Collector:

@@ -18,8 +18,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
+from bespokefl.core.trees import Tree
 from bespokefl.engines import graph_passes as passes
-from bespokefl.trees import Tree
 
 
 class Graph:

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from bespokefl import trees
+from bespokefl.core import trees
+from bespokefl.core.program import Result, Rows
+from bespokefl.core.task import Batch
+from bespokefl.core.trees import Tree
 from bespokefl.engines.base import Job, as_tensors, numerics, total_samples
-from bespokefl.program import Result, Rows
-from bespokefl.task import Batch
-from bespokefl.trees import Tree
 
 
 class Sequential:

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from bespokefl import trees
+from bespokefl.core import trees
+from bespokefl.core.program import Rows
+from bespokefl.core.task import Batch
+from bespokefl.core.trees import Tree
 from bespokefl.engines.base import Job, as_tensors
 from bespokefl.engines.buckets import padded_length
 from bespokefl.engines.graphs import GraphCache
-from bespokefl.program import Rows
-from bespokefl.task import Batch
-from bespokefl.trees import Tree
 
 
 def run_client(

@@ -16,15 +16,15 @@ from torch import Tensor
 from torch.func import vmap
 from torch.utils import _pytree as pytree
 
-from bespokefl import trees
+from bespokefl.core import trees
+from bespokefl.core.program import Batches, Phase, Rows
+from bespokefl.core.task import Batch
+from bespokefl.core.trees import Tree
 from bespokefl.engines.base import Job, Plans, as_tensors
 from bespokefl.engines.buckets import padded_length, stack_width
 from bespokefl.engines.graphs import GraphCache, default_device
 from bespokefl.engines.steppers import Captured, Eager, Steppers
 from bespokefl.nn.stand_ins import stacked_clients
-from bespokefl.program import Batches, Phase, Rows
-from bespokefl.task import Batch
-from bespokefl.trees import Tree
 
 OUTSIDE_OF_STEPS = (None, 0, 0, 0)  # which arguments of `begin`, `enter` and `finish` have a client axis
 CALLS_BEFORE_TRACING = 16  # of a function that is called once a round: a trace costs as much as some twenty calls

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bespokefl.core.trees import nbytes
 from bespokefl.engines.graphs import Graph
 from bespokefl.engines.memory import card_bytes
-from bespokefl.trees import nbytes
 
 CALLS_BEFORE_CAPTURE = 24  # capturing costs as much as some dozens of steps
 SHARE_OF_ONE = 0.1  # of the memory that this process may take, at most, for what one captured graph keeps

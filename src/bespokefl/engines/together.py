@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from bespokefl.core.program import Result, Rows
+from bespokefl.core.trees import Tree, concat, rows, tree_map
 from bespokefl.engines.base import Engine, Job, Plans, Resident, total_samples
 from bespokefl.engines.variants import Variant, Variants, outline
-from bespokefl.program import Result, Rows
-from bespokefl.trees import Tree, concat, rows, tree_map
 
 
 @dataclass(frozen=True)

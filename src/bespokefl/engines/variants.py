@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from bespokefl.program import Down, Phase, Program
-from bespokefl.trees import Tree
+from bespokefl.core.program import Down, Phase, Program
+from bespokefl.core.trees import Tree
 
 HYPER = "hyper-parameters"  # the download that holds the tensors; no program has one of this name, which has a dash
 

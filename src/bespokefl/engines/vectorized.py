@@ -16,7 +16,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from bespokefl import trees
+from bespokefl.core import trees
+from bespokefl.core.program import Phase, Result, Rows
+from bespokefl.core.task import Task
 from bespokefl.engines.base import Job, Plans, numerics, total_samples
 from bespokefl.engines.buckets import Shape, group
 from bespokefl.engines.budget import Budget
@@ -29,8 +31,6 @@ from bespokefl.engines.stacked import Stack
 from bespokefl.engines.steppers import Steppers
 from bespokefl.engines.variants import Variants
 from bespokefl.errors import InputError
-from bespokefl.program import Phase, Result, Rows
-from bespokefl.task import Task
 
 TINY_MODEL = 2**15  # parameters up to which the operations are too short for threads to share
 LARGE_MODEL = 2**20  # parameters from which one client fills a core's cache on its own

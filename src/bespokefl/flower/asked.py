@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from bespokefl.algorithms.exchange import Exchange
+from bespokefl.core.exchange import Exchange
 from bespokefl.flower.refusal import Refused
 from bespokefl.flower.terms import Limits
 from bespokefl.results.files import read_json, write_atomically

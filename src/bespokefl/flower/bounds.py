@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from bespokefl.attacks import start_of
-from bespokefl.program import Order
-from bespokefl.trees import Tree
+from bespokefl.core.program import Order
+from bespokefl.core.trees import Tree
 
 FEWEST = 3  # nodes: of two nobody can say which is the odd one
 ROUNDS = 5  # whose changes are remembered

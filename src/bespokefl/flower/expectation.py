@@ -5,6 +5,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from bespokefl.core.program import Order, Phase, Program
+from bespokefl.core.task import Task
+from bespokefl.core.trees import Tree, repeat, rows, tree_map
 from bespokefl.data.federated import FederatedData
 from bespokefl.data.splits import SPLITS, Splits
 from bespokefl.engines import Sequential
@@ -12,9 +15,6 @@ from bespokefl.engines.base import Job, Resident
 from bespokefl.engines.variants import outline
 from bespokefl.errors import RunError
 from bespokefl.flower.wire import Form, leaves_by_name
-from bespokefl.program import Order, Phase, Program
-from bespokefl.task import Task
-from bespokefl.trees import Tree, repeat, rows, tree_map
 
 SAMPLES = 2  # of a made-up client, in each of its splits: what normalises over a batch needs more than one
 

@@ -13,6 +13,7 @@ import torch
 from bespokefl import assembly
 from bespokefl.attacks import Attack
 from bespokefl.config import Experiment
+from bespokefl.core.program import Rows
 from bespokefl.data import Dataset, FederatedData
 from bespokefl.data.inputs import KINDS, InputKind, kind_of
 from bespokefl.data.normalisation import NORMALISATIONS, Moments, normalise_and_tell
@@ -20,7 +21,6 @@ from bespokefl.data.sources import load_dataset
 from bespokefl.data.splits import SPLITS, Splits, check_fractions, split_client
 from bespokefl.errors import InputError
 from bespokefl.flower.refusal import Refused
-from bespokefl.program import Rows
 from bespokefl.results.files import write_atomically
 
 DEFAULT_TEST = 0.25

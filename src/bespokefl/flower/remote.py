@@ -12,9 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bespokefl.algorithms.base import Algorithm
 from bespokefl.attacks import Attack
-from bespokefl.cohort import Cohort
+from bespokefl.core.algorithm import Algorithm
+from bespokefl.core.cohort import Cohort
+from bespokefl.core.program import Order
+from bespokefl.core.task import Task
+from bespokefl.core.tree_io import pack, unpack
+from bespokefl.core.trees import Model
 from bespokefl.engines.base import Resident
 from bespokefl.errors import Diverged, EndedEarly, InputError, RunError
 from bespokefl.evaluation import judged_by, of_all
@@ -28,13 +32,9 @@ from bespokefl.flower.silo import NO_TRAIN_SCORES
 from bespokefl.flower.site import RemoteSite, norm_of
 from bespokefl.flower.wire import packed
 from bespokefl.privacy import PrivacySettings
-from bespokefl.program import Order
 from bespokefl.rounds import RoundLoop, RoundRecord
 from bespokefl.scoring import Evaluation
 from bespokefl.secret import new_key
-from bespokefl.serial import pack, unpack
-from bespokefl.task import Task
-from bespokefl.trees import Model
 
 ENGINE = "federation"
 

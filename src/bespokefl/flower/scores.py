@@ -2,10 +2,10 @@
 
 import numpy as np
 
+from bespokefl.core.program import Rows
 from bespokefl.flower import limits
 from bespokefl.flower.envelope import Envelope
 from bespokefl.flower.refusal import Refused
-from bespokefl.program import Rows
 from bespokefl.sample_metrics import UNBOUNDED, Judged
 from bespokefl.scoring import Evaluation
 

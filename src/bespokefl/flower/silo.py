@@ -16,8 +16,12 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save
 
-from bespokefl import __version__, trees
+from bespokefl import __version__
 from bespokefl.config import Experiment
+from bespokefl.core import trees
+from bespokefl.core.model_programs import network_outputs
+from bespokefl.core.program import Order
+from bespokefl.core.trees import Model, Tree
 from bespokefl.data.splits import SPLITS
 from bespokefl.engines import build_engine
 from bespokefl.errors import BespokeError, InputError
@@ -28,12 +32,9 @@ from bespokefl.flower.refusal import Refused
 from bespokefl.flower.terms import SIMULATED, Limits, parse_limits, told
 from bespokefl.flower.wire import KEYS, digest, packed, unpacked
 from bespokefl.flower.workshop import Agreement, Workshop, check_samples
-from bespokefl.model_programs import network_outputs
 from bespokefl.plain import one_line
-from bespokefl.program import Order
 from bespokefl.results.files import read_json, write_atomically, write_json
 from bespokefl.results.model_file import write_model
-from bespokefl.trees import Model, Tree
 
 PROTOCOL = 3  # 3: a run says how many rounds it has, and which are evaluated
 SILO, RUNS, RUN, INITIAL_MODEL, PERSONAL = "silo.json", "runs", "run.json", "initial.safetensors", "personal"

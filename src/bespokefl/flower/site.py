@@ -9,9 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bespokefl import trees
-from bespokefl.algorithms.base import Algorithm
-from bespokefl.clients import Postprocessor
+from bespokefl.core import trees
+from bespokefl.core.algorithm import Algorithm
+from bespokefl.core.clients import Postprocessor
+from bespokefl.core.program import Order, Result, Rows
+from bespokefl.core.task import Task
+from bespokefl.core.trees import Tree
 from bespokefl.engines.variants import outline
 from bespokefl.errors import InputError, RunError
 from bespokefl.flower import answers
@@ -23,9 +26,6 @@ from bespokefl.flower.roster import Roster
 from bespokefl.flower.silo import UNKNOWN_RUN
 from bespokefl.flower.vault import INITIAL, LOST
 from bespokefl.flower.wire import Form, packed, unpacked
-from bespokefl.program import Order, Result, Rows
-from bespokefl.task import Task
-from bespokefl.trees import Tree
 
 T = TypeVar("T")
 

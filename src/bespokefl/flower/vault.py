@@ -17,14 +17,14 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
-from bespokefl import trees
 from bespokefl.checkpoint import separate
+from bespokefl.core import trees
+from bespokefl.core.tree_io import pack, unpack
+from bespokefl.core.trees import Tree
 from bespokefl.errors import RunError
 from bespokefl.flower.envelope import Envelope
 from bespokefl.flower.refusal import Refused
 from bespokefl.results.files import read_json, write_atomically
-from bespokefl.serial import pack, unpack
-from bespokefl.trees import Tree
 
 INITIAL = 0  # the version of a client that has not taken part yet
 ROUNDS_KEPT = 2  # a restarted server goes back to the beginning of its last round, or of the one before

@@ -14,8 +14,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from bespokefl import models, trees
+from bespokefl import models
 from bespokefl.algorithms import ALGORITHMS, Algorithm, build_algorithm
+from bespokefl.core import trees
+from bespokefl.core.losses import LOSSES
+from bespokefl.core.program import Order, Program, Result, Rows
+from bespokefl.core.task import Task
+from bespokefl.core.trees import Model, Tree, leaves
 from bespokefl.data.dataset import IntArray
 from bespokefl.engines import Engine
 from bespokefl.engines.base import Job, Resident
@@ -26,10 +31,6 @@ from bespokefl.flower.refusal import Refused
 from bespokefl.flower.terms import Limits
 from bespokefl.flower.vault import Vault
 from bespokefl.flower.wire import leaves_by_name
-from bespokefl.losses import LOSSES
-from bespokefl.program import Order, Program, Result, Rows
-from bespokefl.task import Task
-from bespokefl.trees import Model, Tree, leaves
 
 PRECISIONS = {"float32": torch.float32, "float64": torch.float64, "bf16": torch.float32}
 

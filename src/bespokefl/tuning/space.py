@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from bespokefl.algorithms.acting import conditions
-from bespokefl.algorithms.hyper import checked
 from bespokefl.assembly import OF_THE_RUN, make_algorithm
 from bespokefl.config import AlgorithmChoice, Document, Experiment, Section, TrainSection
+from bespokefl.core.acting import conditions
+from bespokefl.core.hyper import checked
+from bespokefl.core.rng import stream
 from bespokefl.errors import InputError, unknown_name
-from bespokefl.rng import stream
 
 Value = bool | int | float | str
 Parameters = dict[str, Value]  # by key, such as "train.lr"

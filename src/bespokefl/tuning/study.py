@@ -9,8 +9,8 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from bespokefl.core.rng import derived_seed
 from bespokefl.errors import InputError
-from bespokefl.rng import derived_seed
 from bespokefl.tuning.space import Choices, Parameters, Range, Space
 from bespokefl.tuning.trials import Trial
 

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import numpy as np
 
+from bespokefl.core.rng import stream
 from bespokefl.data import FederatedData
 from bespokefl.data.dataset import IntArray
 from bespokefl.data.splits import spread_by_class
 from bespokefl.errors import InputError
-from bespokefl.rng import stream
 
 
 def has_validation(data: FederatedData) -> bool:

@@ -13,9 +13,9 @@ import numpy.typing as npt
 from pydantic import Field
 from scipy.ndimage import gaussian_filter
 
+from bespokefl.core.rng import stream
 from bespokefl.data.dataset import Dataset, Masks
 from bespokefl.data.sources.base import Pixels, Source
-from bespokefl.rng import stream
 
 CLASSES = ("background", "blob")
 Colour = tuple[float, float, float]

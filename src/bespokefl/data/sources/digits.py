@@ -9,9 +9,9 @@ import numpy.typing as npt
 from pydantic import Field
 from sklearn.datasets import load_digits
 
+from bespokefl.core.rng import stream
 from bespokefl.data.dataset import Dataset
 from bespokefl.data.sources.base import DIGITS, Source
-from bespokefl.rng import stream
 
 Images = npt.NDArray[np.float32]  # (n, 8, 8) from 0 to 1
 STYLES = ("plain", "inverted", "turned", "blurred", "noisy", "faint")

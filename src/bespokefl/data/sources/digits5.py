@@ -11,6 +11,7 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
+from bespokefl.core.rng import stream
 from bespokefl.data.dataset import Dataset
 from bespokefl.data.options import NoOptions
 from bespokefl.data.sources import idx, npz, sheets, synth_digits
@@ -23,7 +24,6 @@ from bespokefl.data.sources.base import (
     folders,
     resized_rgb,
 )
-from bespokefl.rng import stream
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,12 @@ import numpy as np
 import numpy.typing as npt
 from scipy.ndimage import gaussian_filter, shift
 
+from bespokefl.core.rng import stream
 from bespokefl.data.synthdigits.backgrounds import PATTERNS, Plane, pixel_centres
 from bespokefl.data.synthdigits.colours import Colour, contrasting
 from bespokefl.data.synthdigits.skeletons import HEIGHT, WIDTH
 from bespokefl.data.synthdigits.typefaces import TYPEFACES, Typeface, distances
 from bespokefl.errors import InputError
-from bespokefl.rng import stream
 
 Picture = npt.NDArray[np.float64]  # (3, size, size), from 0 to 1
 LEAST_SIZE, GREATEST_SIZE = 16, 512

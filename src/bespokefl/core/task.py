@@ -16,11 +16,11 @@ from torch.func import functional_call, grad_and_value
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
+from bespokefl.core.layouts import AnyLayout, in_any_layout
+from bespokefl.core.losses import CLASSIFYING, LOSSES, PerSample
+from bespokefl.core.trees import Model, pick
 from bespokefl.errors import InputError
-from bespokefl.layouts import AnyLayout, in_any_layout
-from bespokefl.losses import CLASSIFYING, LOSSES, PerSample
 from bespokefl.nn.stand_ins import KeyedDropout, MaskedBatchNorm, differentiated, with_stand_ins
-from bespokefl.trees import Model, pick
 
 NORMS = (MaskedBatchNorm, nn.GroupNorm, nn.LayerNorm, _InstanceNorm)
 Objective = Callable[[Model, Tensor, Tensor], Tensor]  # (x, outputs, h) -> what is minimised on a batch

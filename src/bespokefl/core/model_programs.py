@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from bespokefl.program import Down, Program
-from bespokefl.task import Batch, Task
-from bespokefl.trees import Model, Tree
+from bespokefl.core.program import Down, Program
+from bespokefl.core.task import Batch, Task
+from bespokefl.core.trees import Model, Tree
 
 Outputs = Callable[[Task, Model, Batch], Tensor]
 

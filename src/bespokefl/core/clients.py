@@ -6,9 +6,9 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
-from bespokefl.program import Order, Result, Rows
-from bespokefl.task import Task
-from bespokefl.trees import Tree
+from bespokefl.core.program import Order, Result, Rows
+from bespokefl.core.task import Task
+from bespokefl.core.trees import Tree
 
 NOT_FINITE = "answered with values that are not finite"
 

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable, Sequence
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
-from bespokefl.task import Layer, Task
+from bespokefl.core.task import Layer, Task
 
 Grouping = Literal["module", "conv_norm"]
 

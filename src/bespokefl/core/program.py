@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from bespokefl.rng import stream
-from bespokefl.trees import Tree, tree_map
+from bespokefl.core.rng import stream
+from bespokefl.core.trees import Tree, tree_map
 
 Rows = NDArray[np.int64]
 Down = SimpleNamespace  # the download, by attribute: shared entries and the client's own ones

@@ -8,9 +8,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bespokefl.descent import lengths
-from bespokefl.solvers import gram
-from bespokefl.trees import Tree, leaves, mean, rows, sub, tree_map
+from bespokefl.core.common_direction import lengths
+from bespokefl.core.solvers import gram
+from bespokefl.core.trees import Tree, leaves, mean, rows, sub, tree_map
 
 
 def median(stacked: Tree) -> Tree:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from scipy.linalg import lstsq
 from scipy.optimize import nnls
 
-from bespokefl.trees import Tree, leaves
+from bespokefl.core.trees import Tree, leaves
 
 Floats = NDArray[np.float64]
 

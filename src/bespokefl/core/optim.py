@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from bespokefl.trees import Model, zeros
+from bespokefl.core.trees import Model, zeros
 
 Buffers = dict[str, Any]  # what an optimiser remembers, by the names of the parameters: a tree for each
 

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from bespokefl.algorithms.base import Algorithm, Setup
+from bespokefl.core.algorithm import Algorithm, Setup
+from bespokefl.core.task import Answer, Task
 from bespokefl.errors import InputError
-from bespokefl.task import Answer, Task
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from types import NoneType, UnionType
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
-from bespokefl.algorithms.acting import Condition
+from bespokefl.core.acting import Condition
 from bespokefl.errors import InputError, unknown_name
 
 

@@ -10,17 +10,17 @@ from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 from torch import Tensor
 
-from bespokefl.algorithms.acting import Condition, in_words, unless, unused, when
-from bespokefl.algorithms.exchange import Exchange
-from bespokefl.algorithms.hyper import checked, hyper
-from bespokefl.cohort import Cohort
+from bespokefl.core.acting import Condition, in_words, unless, unused, when
+from bespokefl.core.cohort import Cohort
+from bespokefl.core.exchange import Exchange
+from bespokefl.core.hyper import checked, hyper
+from bespokefl.core.model_programs import GLOBAL_MODEL, hand_over, network_outputs
+from bespokefl.core.optim import SGD, Adam, Buffers, Optimizer
+from bespokefl.core.program import Batches, Call, Down, Phase, Program, shuffled
+from bespokefl.core.task import Answer, Batch, Pass, Task
+from bespokefl.core.tree_io import full_name
+from bespokefl.core.trees import Model, Tree, zeros
 from bespokefl.errors import InputError
-from bespokefl.model_programs import GLOBAL_MODEL, hand_over, network_outputs
-from bespokefl.optim import SGD, Adam, Buffers, Optimizer
-from bespokefl.program import Batches, Call, Down, Phase, Program, shuffled
-from bespokefl.serial import full_name
-from bespokefl.task import Answer, Batch, Pass, Task
-from bespokefl.trees import Model, Tree, zeros
 
 AVERAGED_BY = ("averages", "round")
 

@@ -8,12 +8,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bespokefl import trees
-from bespokefl.clients import NOT_FINITE, Ledger, Site, Transfer
+from bespokefl.core import trees
+from bespokefl.core.clients import NOT_FINITE, Ledger, Site, Transfer
+from bespokefl.core.program import Order, Program, Result, Rows
+from bespokefl.core.task import Task
+from bespokefl.core.trees import Tree
 from bespokefl.errors import REMEDY, Diverged, RunError
-from bespokefl.program import Order, Program, Result, Rows
-from bespokefl.task import Task
-from bespokefl.trees import Tree
 
 BYTES_PER_SCALAR = 4  # traffic is counted as float32, whatever the precision of the simulation
 

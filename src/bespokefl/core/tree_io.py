@@ -5,8 +5,8 @@ from typing import Any
 
 from torch import Tensor
 
+from bespokefl.core.trees import Tree
 from bespokefl.errors import RunError
-from bespokefl.trees import Tree
 
 Structure = Any  # JSON
 OURS = "bespokefl."  # how names of this package's modules begin

@@ -5,13 +5,13 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from bespokefl.algorithms.acting import unless, when
-from bespokefl.algorithms.base import Algorithm, Setup
-from bespokefl.algorithms.hyper import hyper
+from bespokefl.core.acting import unless, when
+from bespokefl.core.algorithm import Algorithm, Setup
+from bespokefl.core.hyper import hyper
+from bespokefl.core.robust import clipped_mean, krum, mean_of_rows, median, trimmed_mean
+from bespokefl.core.task import Task
+from bespokefl.core.trees import Tree, mean
 from bespokefl.errors import InputError, RunError
-from bespokefl.robust import clipped_mean, krum, mean_of_rows, median, trimmed_mean
-from bespokefl.task import Task
-from bespokefl.trees import Tree, mean
 
 
 @dataclass(frozen=True)

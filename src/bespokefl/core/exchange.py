@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from bespokefl.algorithms.acting import ALWAYS, Condition
+from bespokefl.core.acting import ALWAYS, Condition
 
 MODEL = "a model after local steps"
 CHANGE = "the change of a model by local steps"

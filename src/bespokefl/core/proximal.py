@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from bespokefl.task import Task
-from bespokefl.trees import Model, Tree, tree_map
+from bespokefl.core.task import Task
+from bespokefl.core.trees import Model, Tree, tree_map
 
 
 def pulled(grad: Model, strength: float, x: Mapping[str, Tensor], centre: Mapping[str, Tensor]) -> Model:

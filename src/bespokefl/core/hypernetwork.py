@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vjp
 
-from bespokefl.rng import stream
-from bespokefl.trees import Model
+from bespokefl.core.rng import stream
+from bespokefl.core.trees import Model
 
 
 class HyperNetwork(nn.Module):

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from bespokefl.solvers import Floats, gram, min_norm
-from bespokefl.trees import Model, Tree, concat, leaves, mean, rows, scale, stack, zeros
+from bespokefl.core.solvers import Floats, gram, min_norm
+from bespokefl.core.trees import Model, Tree, concat, leaves, mean, rows, scale, stack, zeros
 
 Length = Literal["none", "mean", "median", "unit"]
 
