@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from bespokefl.algorithms._plgu.sharpness import equal_scores, largest, lwsam, only, scores
 from bespokefl.core.layer_groups import Part, layers_of
 from bespokefl.core.task import Task
 from bespokefl.core.trees import Model, norm
 from bespokefl.models import build
-from bespokefl.sharpness import equal_scores, largest, lwsam, only, scores
 
 TWO = (Part(("a",), ()), Part(("b",), ()))
 SHAPES = {"l1.w": (4, 3), "l1.b": (4,), "l2.w": (2, 4), "l3.w": (5,)}

@@ -33,6 +33,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bespokefl.algorithms._fedpg.backtracking import HALVINGS, score_all, spare_others
 from bespokefl.core.acting import unless, when
 from bespokefl.core.algorithm import Algorithm, Setup
 from bespokefl.core.cohort import Cohort, Uploads
@@ -61,7 +62,6 @@ from bespokefl.core.trees import (
     zeros,
 )
 from bespokefl.errors import InputError, RunError
-from bespokefl.sparing import HALVINGS, score_all, spare_others
 
 MANY_LOSSES = "its mean training losses at the personal models of all"
 

@@ -13,6 +13,7 @@ perturbed one. The momentum variant (MoFedSAM) is not included; ``momentum`` is 
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from bespokefl.algorithms._plgu.sharpness import equal_scores, lwsam
 from bespokefl.algorithms.fedavg import FedAvg
 from bespokefl.core.cohort import Cohort
 from bespokefl.core.hyper import hyper
@@ -21,7 +22,6 @@ from bespokefl.core.program import Down
 from bespokefl.core.proximal import server_step
 from bespokefl.core.task import Batch, Pass, Task
 from bespokefl.core.trees import Model, Tree, shift
-from bespokefl.sharpness import equal_scores, lwsam
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ Where the two are compared they are to have the same H and the same steps, as in
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from bespokefl.algorithms._plgu.sharpness import lwsam, scores
 from bespokefl.algorithms.pfedhn import HyperNetworked, Server
 from bespokefl.core.acting import when
 from bespokefl.core.cohort import Cohort
@@ -32,7 +33,6 @@ from bespokefl.core.hyper import hyper
 from bespokefl.core.hypernetwork import pull_phi, pull_v
 from bespokefl.core.layer_groups import Part
 from bespokefl.core.trees import Model, add, mean, zeros
-from bespokefl.sharpness import lwsam, scores
 
 
 @dataclass(frozen=True)

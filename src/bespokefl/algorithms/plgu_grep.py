@@ -27,6 +27,7 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from bespokefl.algorithms._plgu.sharpness import equal_scores, lwsam, scores
 from bespokefl.algorithms.fedper import PartialSharing
 from bespokefl.core.acting import when
 from bespokefl.core.exchange import BODY, ONE_BATCH, Exchange
@@ -35,7 +36,6 @@ from bespokefl.core.layer_groups import Part, layers_of
 from bespokefl.core.program import Down, Phase, shuffled
 from bespokefl.core.task import Batch, Task
 from bespokefl.core.trees import Model, Tree, drop, pick, shift
-from bespokefl.sharpness import equal_scores, lwsam, scores
 
 
 class Kept(NamedTuple):

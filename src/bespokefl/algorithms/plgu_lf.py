@@ -31,6 +31,7 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from bespokefl.algorithms._plgu.sharpness import largest, lwsam, only, scores
 from bespokefl.core.acting import unless
 from bespokefl.core.algorithm import OneModel, Setup
 from bespokefl.core.averaging import ModelAveraging
@@ -42,7 +43,6 @@ from bespokefl.core.program import Down, Phase, Program
 from bespokefl.core.task import Batch, Task
 from bespokefl.core.trees import Model, Tree, add, shift, sub
 from bespokefl.errors import InputError
-from bespokefl.sharpness import largest, lwsam, only, scores
 
 DEFAULT_D = 5
 
