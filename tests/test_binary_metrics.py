@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from scipy.special import softmax
 from sklearn.metrics import accuracy_score, f1_score, recall_score, roc_auc_score
 
-from bespokefl.binary_metrics import auc, binary_scores
-from bespokefl.classification_metrics import accuracy, confusion, f1, pad, recall
 from bespokefl.errors import InputError
-from bespokefl.metrics import averages
+from bespokefl.evaluation.binary_metrics import auc, binary_scores
+from bespokefl.evaluation.classification_metrics import accuracy, confusion, f1, pad, recall
+from bespokefl.evaluation.metrics import averages
 
 
 class Client(NamedTuple):

@@ -21,9 +21,9 @@ from bespokefl.data.federated import FederatedData
 from bespokefl.engines import Sequential, Vectorized
 from bespokefl.engines.base import Job, Resident, Result
 from bespokefl.errors import InputError
+from bespokefl.evaluation.segmentation_metrics import boundary
 from bespokefl.federation import Federation
 from bespokefl.results.summary import further_figures
-from bespokefl.segmentation_metrics import boundary
 from bespokefl.selection import Selection
 from bespokefl.surface import surfaces
 

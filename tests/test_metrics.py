@@ -10,8 +10,7 @@ from torch import nn
 from bespokefl.algorithms.local import Local
 from bespokefl.data import FederatedData
 from bespokefl.errors import InputError
-from bespokefl.federation import Federation
-from bespokefl.metrics import (
+from bespokefl.evaluation.metrics import (
     averages,
     individual_gain,
     new_clients,
@@ -21,6 +20,7 @@ from bespokefl.metrics import (
     summarise,
     tails,
 )
+from bespokefl.federation import Federation
 from bespokefl.selection import g_rows, s_rows
 
 accuracies = st.lists(st.floats(0, 1), min_size=1, max_size=150)

@@ -17,12 +17,12 @@ from typer.testing import CliRunner
 
 from bespokefl import models
 from bespokefl.algorithms import Algorithm, build_algorithm
-from bespokefl.binary_metrics import binary_scores
 from bespokefl.cli import app
 from bespokefl.core.losses import class_logits
 from bespokefl.core.task import Batch, Task
 from bespokefl.data import FederatedData, load
 from bespokefl.errors import InputError
+from bespokefl.evaluation.binary_metrics import binary_scores
 from bespokefl.federation import Federation
 from bespokefl.newcomers import Joining, join
 from bespokefl.predict import load_personal_model

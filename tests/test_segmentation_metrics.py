@@ -8,8 +8,8 @@ from hypothesis.extra.numpy import arrays
 from scipy.spatial.distance import directed_hausdorff
 
 from bespokefl.errors import InputError
-from bespokefl.metrics import averages
-from bespokefl.segmentation_metrics import boundary, class_masks, dice, hausdorff, segmentation_scores
+from bespokefl.evaluation.metrics import averages
+from bespokefl.evaluation.segmentation_metrics import boundary, class_masks, dice, hausdorff, segmentation_scores
 
 pairs = st.tuples(st.integers(1, 12), st.integers(1, 12)).flatmap(
     lambda shape: st.tuples(arrays(np.bool_, shape), arrays(np.bool_, shape))

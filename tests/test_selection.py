@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from bespokefl.errors import InputError
-from bespokefl.score import Score
+from bespokefl.evaluation.score import Score
 from bespokefl.selection import affordable, choose_rule, g_rows, s_rows
 
 

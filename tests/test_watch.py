@@ -13,10 +13,10 @@ from typer.testing import CliRunner
 from bespokefl.algorithms.fedavg import FedAvg
 from bespokefl.cli import app
 from bespokefl.config_file import parse_experiment
-from bespokefl.divergence import what_diverged
+from bespokefl.evaluation.divergence import what_diverged
+from bespokefl.evaluation.scoring import Evaluation
 from bespokefl.experiment import run_experiment
 from bespokefl.progress import make_reporter
-from bespokefl.scoring import Evaluation
 from bespokefl.watch import Watch
 
 

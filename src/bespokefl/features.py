@@ -12,7 +12,7 @@ from bespokefl.core.program import Rows
 from bespokefl.core.task import Batch
 from bespokefl.core.trees import Model
 from bespokefl.engines.base import numerics
-from bespokefl.evaluation import batch_size
+from bespokefl.evaluation.scorer import batch_size
 from bespokefl.federation import Federation
 
 NAMES = ("features: mean", "features: median", "features: 95th percentile", "features: share above 0")

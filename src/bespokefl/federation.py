@@ -22,11 +22,11 @@ from bespokefl.data.federated import FederatedData
 from bespokefl.engines import Engine, build_engine
 from bespokefl.engines.base import Resident
 from bespokefl.errors import InputError
-from bespokefl.evaluation import Scorer, joined, of_all
+from bespokefl.evaluation.scorer import Scorer, joined, of_all
+from bespokefl.evaluation.scoring import Evaluation
 from bespokefl.participation import Schedule
 from bespokefl.privacy import PrivacySettings
 from bespokefl.rounds import History, RoundLoop, RoundRecord, check_train
-from bespokefl.scoring import Evaluation
 from bespokefl.sent import LastSent
 from bespokefl.site import LocalSite
 from bespokefl.states import ClientStates

@@ -25,10 +25,10 @@ from bespokefl.core.trees import Model, Tree
 from bespokefl.data import FederatedData
 from bespokefl.engines.base import Job, Resident
 from bespokefl.errors import InputError, RunError
-from bespokefl.evaluation import batch_size, evaluation
+from bespokefl.evaluation.fit import check_fit
+from bespokefl.evaluation.scorer import batch_size, evaluation
+from bespokefl.evaluation.scoring import Evaluation, scored
 from bespokefl.federation import Federation
-from bespokefl.fit import check_fit
-from bespokefl.scoring import Evaluation, scored
 
 Start = Literal["method", "global"]
 OnEpoch = Callable[[int, Evaluation, Evaluation], None]  # (epoch, on train rows, on test rows); epoch 0 is the start

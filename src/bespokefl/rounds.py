@@ -19,10 +19,10 @@ from bespokefl.core.task import Answer, Task
 from bespokefl.core.trees import Model, Tree
 from bespokefl.data.dataset import IntArray
 from bespokefl.errors import InputError
-from bespokefl.metrics import summarise
+from bespokefl.evaluation.metrics import summarise
+from bespokefl.evaluation.scoring import Evaluation
 from bespokefl.participation import Participation, Schedule
 from bespokefl.privacy import Privacy, PrivacySettings, check_private
-from bespokefl.scoring import Evaluation
 
 
 class Census(Protocol):

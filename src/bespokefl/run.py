@@ -13,12 +13,15 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 
-from bespokefl import __version__, checkpoint, metrics
+from bespokefl import __version__, checkpoint
 from bespokefl.config import CheckpointSection, Document, EvalSection, NewClientsSection, OutputSection
 from bespokefl.core import trees
-from bespokefl.divergence import what_diverged
 from bespokefl.engines.peak import PeakMemory
 from bespokefl.errors import REMEDY, Diverged, EndedEarly
+from bespokefl.evaluation import metrics
+from bespokefl.evaluation.divergence import what_diverged
+from bespokefl.evaluation.score import Score
+from bespokefl.evaluation.scoring import Evaluation
 from bespokefl.features import feature_figures
 from bespokefl.federation import Federation
 from bespokefl.interrupts import StopRequest
@@ -31,8 +34,6 @@ from bespokefl.results.new_clients import let_new_clients_join
 from bespokefl.results.summary import client_columns, further_figures, main_figures, meanings, untrained
 from bespokefl.results.surfaces import write_surfaces
 from bespokefl.rounds import RoundLoop, RoundRecord
-from bespokefl.score import Score
-from bespokefl.scoring import Evaluation
 from bespokefl.selection import Selection, affordable, choose_rule, crossed_rows
 from bespokefl.surface import surfaces
 from bespokefl.tomlfile import dumps

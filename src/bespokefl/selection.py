@@ -12,11 +12,11 @@ import numpy.typing as npt
 from bespokefl.core.program import Rows
 from bespokefl.core.rng import stream
 from bespokefl.errors import InputError
+from bespokefl.evaluation.score import Score
+from bespokefl.evaluation.scoring import Evaluation
 from bespokefl.federation import Federation
 from bespokefl.results.evaluations import CROSSED
 from bespokefl.rounds import RoundLoop
-from bespokefl.score import Score
-from bespokefl.scoring import Evaluation
 
 Floats = npt.NDArray[np.float64]
 Rule = Literal["last", "val", "best_test"]

@@ -23,7 +23,7 @@ from bespokefl.core.rng import stream
 from bespokefl.core.task import Batch, Task
 from bespokefl.core.trees import Model
 from bespokefl.engines.base import numerics
-from bespokefl.evaluation import batch_size
+from bespokefl.evaluation.scorer import batch_size
 from bespokefl.federation import Federation
 from bespokefl.results.surfaces import Surface
 

@@ -20,6 +20,7 @@ from tests.flower import fuzzed
 from tests.flower.memory import Memory, experiment, remote, shards
 
 from bespokefl.core.tree_io import full_name
+from bespokefl.evaluation.sample_metrics import Judged
 from bespokefl.flower import answers
 from bespokefl.flower.envelope import Envelope, Handler
 from bespokefl.flower.records import MessageError, from_record
@@ -27,7 +28,6 @@ from bespokefl.flower.refusal import Refused
 from bespokefl.flower.scores import Scores
 from bespokefl.flower.wire import Form, packed, unpacked
 from bespokefl.plain import is_plain
-from bespokefl.sample_metrics import Judged
 
 FEW, MANY = 500, 20_000
 RAW = re.compile(r"[A-Za-z.]*(Error|Exception|Warning)\b")

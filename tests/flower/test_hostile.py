@@ -11,6 +11,7 @@ from tests.flower.memory import Memory, Notes, experiment, remote, shards
 from tests.flower.test_contract import HOSTED
 from tests.flower.test_faults import BAD, changed, first, is_run
 
+from bespokefl.evaluation.sample_metrics import Judged
 from bespokefl.flower.census import fitting
 from bespokefl.flower.envelope import Envelope
 from bespokefl.flower.roster import Roster
@@ -18,7 +19,6 @@ from bespokefl.flower.scores import Scores
 from bespokefl.flower.server import serve
 from bespokefl.results.files import read_rounds
 from bespokefl.results.store import frame
-from bespokefl.sample_metrics import Judged
 
 Lie = Callable[[Envelope], Envelope]
 

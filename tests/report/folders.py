@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from bespokefl.metrics import summarise
+from bespokefl.evaluation.metrics import summarise
 from bespokefl.results.facts import write_facts
 from bespokefl.results.files import write_atomically, write_csv, write_json
 

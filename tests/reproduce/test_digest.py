@@ -10,8 +10,8 @@ from rich.console import Console
 
 from bespokefl.config_file import read_experiment
 from bespokefl.errors import InputError
+from bespokefl.evaluation.metrics import summarise
 from bespokefl.experiment import run_experiment
-from bespokefl.metrics import summarise
 from bespokefl.progress import make_reporter
 from bespokefl.reproduce.digest import Made, digest_runs, figure, measured, read_digest, superseded, write_digest
 from bespokefl.reproduce.measures import check, measure

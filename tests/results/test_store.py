@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from bespokefl.errors import InputError
+from bespokefl.evaluation.scoring import Evaluation
 from bespokefl.results import answers, store
 from bespokefl.results.evaluations import EvaluationLog, read_clients, read_series
 from bespokefl.results.files import RoundLog, write_atomically, write_csv, write_json
-from bespokefl.scoring import Evaluation
 
 NAMES = ["north", "south", "7"]
 WHO = {"name": NAMES, "n_train": np.array([10, 20, 30]), "n_test": np.array([4, 5, 0]), "n_val": np.array([1, 2, 3])}

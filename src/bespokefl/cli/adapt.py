@@ -12,7 +12,7 @@ from bespokefl.progress import make_console
 
 if TYPE_CHECKING:
     from bespokefl.adapt import Adapted
-    from bespokefl.scoring import Evaluation
+    from bespokefl.evaluation.scoring import Evaluation
 
 MOST_LINES = 21  # of the printed curve
 

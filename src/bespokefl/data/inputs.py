@@ -20,7 +20,7 @@ def stored_as(x: npt.NDArray[Any], inputs: InputKind | None, where: str) -> npt.
     """uint8 pixels, floating numbers or int64 tokens, by what was said or else by the dtype.
 
     Nothing said: floating and bool are numbers, uint8 of the shape (n, C, H, W) is images, and other whole numbers stay
-    what they are: the model decides (`bespokefl.fit`).
+    what they are: the model decides (`bespokefl.evaluation.fit`).
     """
     check_kind(inputs, where)
     kind = x.dtype.kind

@@ -21,8 +21,9 @@ from bespokefl.core.tree_io import pack, unpack
 from bespokefl.core.trees import Model
 from bespokefl.engines.base import Resident
 from bespokefl.errors import Diverged, EndedEarly, InputError, RunError
-from bespokefl.evaluation import judged_by, of_all
-from bespokefl.fit import check_fit
+from bespokefl.evaluation.fit import check_fit
+from bespokefl.evaluation.scorer import judged_by, of_all
+from bespokefl.evaluation.scoring import Evaluation
 from bespokefl.flower.census import RemoteCensus
 from bespokefl.flower.envelope import Envelope
 from bespokefl.flower.expectation import Expectation, made_up
@@ -33,7 +34,6 @@ from bespokefl.flower.site import RemoteSite, norm_of
 from bespokefl.flower.wire import packed
 from bespokefl.privacy import PrivacySettings
 from bespokefl.rounds import RoundLoop, RoundRecord
-from bespokefl.scoring import Evaluation
 from bespokefl.secret import new_key
 
 ENGINE = "federation"

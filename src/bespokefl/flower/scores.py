@@ -3,11 +3,11 @@
 import numpy as np
 
 from bespokefl.core.program import Rows
+from bespokefl.evaluation.sample_metrics import UNBOUNDED, Judged
+from bespokefl.evaluation.scoring import Evaluation
 from bespokefl.flower import limits
 from bespokefl.flower.envelope import Envelope
 from bespokefl.flower.refusal import Refused
-from bespokefl.sample_metrics import UNBOUNDED, Judged
-from bespokefl.scoring import Evaluation
 
 FURTHER = "further."
 

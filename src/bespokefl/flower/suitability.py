@@ -10,7 +10,7 @@ from bespokefl import assembly, models
 from bespokefl.config import Experiment
 from bespokefl.engines.base import Resident
 from bespokefl.errors import BespokeError, InputError
-from bespokefl.fit import check_fit
+from bespokefl.evaluation.fit import check_fit
 from bespokefl.flower import limits
 from bespokefl.flower.census import Kind, RemoteCensus, kind_of
 from bespokefl.flower.expectation import made_up

@@ -24,7 +24,7 @@ from bespokefl.core.trees import Model, Tree, leaves
 from bespokefl.data.dataset import IntArray
 from bespokefl.engines import Engine
 from bespokefl.engines.base import Job, Resident
-from bespokefl.evaluation import Scorer
+from bespokefl.evaluation.scorer import Scorer
 from bespokefl.flower.asked import Asked
 from bespokefl.flower.holdings import Holdings
 from bespokefl.flower.refusal import Refused

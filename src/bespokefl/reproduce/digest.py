@@ -12,7 +12,7 @@ from typing import Any, NotRequired, TypedDict
 import numpy as np
 import numpy.typing as npt
 
-from bespokefl.metrics import individual_gain, summarise
+from bespokefl.evaluation.metrics import individual_gain, summarise
 from bespokefl.reproduce.measures import measure
 from bespokefl.reproduce.views import ROUNDS, View, chosen_round, curves
 from bespokefl.results.evaluations import EVALUATIONS

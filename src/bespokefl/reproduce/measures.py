@@ -7,7 +7,7 @@ from typing import Any, Literal
 import numpy as np
 
 from bespokefl.errors import InputError, unknown_name
-from bespokefl.metrics import individual_gain, summarise
+from bespokefl.evaluation.metrics import individual_gain, summarise
 from bespokefl.reproduce.views import View
 from bespokefl.results.facts import read_facts
 from bespokefl.results.files import StoredRun

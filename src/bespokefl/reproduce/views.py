@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from bespokefl.metrics import summarise
+from bespokefl.evaluation.metrics import summarise
 from bespokefl.results.evaluations import EVALUATIONS, OTHER_MODELS, read_series
 from bespokefl.results.files import SUMMARY
 

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from bespokefl.metrics import SAMPLE_METRICS
+from bespokefl.evaluation.metrics import SAMPLE_METRICS
 from bespokefl.results.files import Columns, Line
 
 if TYPE_CHECKING:  # reading results needs no torch
-    from bespokefl.scoring import Evaluation
+    from bespokefl.evaluation.scoring import Evaluation
 
 EVALUATIONS = "evaluations.jsonl"
 

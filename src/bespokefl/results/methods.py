@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from bespokefl.metrics import individual_gain
+from bespokefl.evaluation.metrics import individual_gain
 from bespokefl.results.files import StoredRun
 
 BASELINE = "local"

@@ -5,13 +5,13 @@ from typing import Any
 
 import numpy as np
 
-from bespokefl import metrics
 from bespokefl.config import NewClientsSection
+from bespokefl.evaluation import metrics
+from bespokefl.evaluation.scoring import Evaluation
 from bespokefl.federation import Federation
 from bespokefl.newcomers import Joined, Joining, join
 from bespokefl.progress import Reporter
 from bespokefl.results import files
-from bespokefl.scoring import Evaluation
 
 
 def let_new_clients_join(

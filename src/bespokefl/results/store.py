@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bespokefl.errors import InputError
-from bespokefl.metrics import SAMPLE_METRICS
+from bespokefl.evaluation.metrics import SAMPLE_METRICS
 from bespokefl.results import files
 from bespokefl.results.evaluations import EVALUATIONS, Series, all_series, read_clients
 from bespokefl.results.summary import LEFT_OUT

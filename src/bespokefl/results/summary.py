@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from bespokefl import metrics
+from bespokefl.evaluation import metrics
 from bespokefl.results.files import Line
 
 if TYPE_CHECKING:  # both need torch
+    from bespokefl.evaluation.score import Score
     from bespokefl.rounds import Census
-    from bespokefl.score import Score
 
 LEFT_OUT = "_left_out"  # behind a metric's name: the number of clients without it
 

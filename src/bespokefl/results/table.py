@@ -10,7 +10,7 @@ import numpy.typing as npt
 from rich import box
 from rich.table import Table
 
-from bespokefl.metrics import SAMPLE_METRICS, speed_ups
+from bespokefl.evaluation.metrics import SAMPLE_METRICS, speed_ups
 from bespokefl.results.files import StoredRun
 from bespokefl.results.methods import baseline_runs, by_method, gains, metric
 

@@ -1,7 +1,7 @@
 """Accuracy, AUC, sensitivity, specificity and macro F1 of two-class models, for many clients at once.
 
 Class 1 is the positive one. The last axis of labels and scores holds samples, axes before it are kept; a mask leaves
-padding out (`bespokefl.classification_metrics.pad`).
+padding out (`bespokefl.evaluation.classification_metrics.pad`).
 """
 
 from typing import NamedTuple
@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy.stats import rankdata
 
-from bespokefl.classification_metrics import Floats, accuracy, confusion, f1, real, recall
 from bespokefl.errors import InputError
+from bespokefl.evaluation.classification_metrics import Floats, accuracy, confusion, f1, real, recall
 
 
 class BinaryScores(NamedTuple):

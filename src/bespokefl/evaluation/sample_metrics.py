@@ -8,9 +8,9 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from bespokefl.binary_metrics import binary_scores
-from bespokefl.classification_metrics import balanced_accuracy, confusion, macro_f1
-from bespokefl.segmentation_metrics import class_masks, dice, hausdorff
+from bespokefl.evaluation.binary_metrics import binary_scores
+from bespokefl.evaluation.classification_metrics import balanced_accuracy, confusion, macro_f1
+from bespokefl.evaluation.segmentation_metrics import class_masks, dice, hausdorff
 
 Floats = NDArray[np.float64]
 Labels = NDArray[np.int64] | NDArray[np.uint8]

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from bespokefl.scoring import Evaluation
+from bespokefl.evaluation.scoring import Evaluation
 
 LOST = 1000.0  # times the cross-entropy of guessing: no model that learns comes near it
 

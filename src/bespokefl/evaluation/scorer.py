@@ -12,9 +12,9 @@ from bespokefl.core.task import Task
 from bespokefl.core.trees import Tree
 from bespokefl.data.federated import FederatedData
 from bespokefl.engines.base import Resident
-from bespokefl.fit import check_fit
-from bespokefl.sample_metrics import Judged, judge
-from bespokefl.scoring import Answers, Evaluation, scored
+from bespokefl.evaluation.fit import check_fit
+from bespokefl.evaluation.sample_metrics import Judged, judge
+from bespokefl.evaluation.scoring import Answers, Evaluation, scored
 
 SCORING_BATCH = 256
 SCORING_PIXELS = 2**20  # of masks in a scoring batch: networks that answer pixel by pixel keep large maps
