@@ -38,7 +38,7 @@ from bespokefl.core.trees import numel
 from bespokefl.engines import Sequential, Vectorized, pick_device
 from bespokefl.engines.memory import peak_bytes
 from bespokefl.errors import InputError, unknown_name
-from bespokefl.federation import Federation
+from bespokefl.federation.federation import Federation
 
 YARDSTICK = "fedavg"
 PAPERS = ("plgu-lf", "plgu-grep", "plgu-ghn", "pgfed", "pgfedmo", "fedpg", "s-fedpg", "lg-mix")

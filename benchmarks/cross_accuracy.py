@@ -20,7 +20,7 @@ from bespokefl.bench import CLASSES
 from bespokefl.core.task import Task
 from bespokefl.data import FederatedData
 from bespokefl.engines import Vectorized, pick_device
-from bespokefl.federation import Federation
+from bespokefl.federation.federation import Federation
 from bespokefl.selection import g_rows
 
 

@@ -27,7 +27,7 @@ from bespokefl.core.solvers import EPS, Floats, active_set, factor, gram, min_no
 from bespokefl.core.trees import combine
 from bespokefl.data import FederatedData
 from bespokefl.engines import Vectorized
-from bespokefl.federation import Federation
+from bespokefl.federation.federation import Federation
 
 CLIENTS, SAMPLES, PIXELS = 100, 600, 784
 REPEATS = 5

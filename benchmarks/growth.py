@@ -18,7 +18,7 @@ from bespokefl.algorithms.fedavg import FedAvg
 from bespokefl.bench import synthetic
 from bespokefl.core.task import Task
 from bespokefl.core.trees import nbytes
-from bespokefl.federation import Federation
+from bespokefl.federation.federation import Federation
 
 SIZES = (100, 10_000)
 PER_CLIENT, ROUNDS, WARM_UP = 100, 30, 5

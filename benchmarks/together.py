@@ -22,7 +22,7 @@ from bespokefl.bench import BATCH, CLASSES, SETTINGS, now, synthetic
 from bespokefl.core.task import Task
 from bespokefl.engines import Engine, Vectorized, pick_device
 from bespokefl.engines.together import Together
-from bespokefl.federation import Federation
+from bespokefl.federation.federation import Federation
 
 WARM_UP = 3  # rounds: tracing, capturing
 

@@ -82,7 +82,7 @@ def main() -> None:
 
     from bespokefl.algorithms.fedavg import FedAvg
     from bespokefl.data import load
-    from bespokefl.federation import Federation
+    from bespokefl.federation.federation import Federation
     from bespokefl.models import build
 
     data = load("digits", clients=10, partition="labels", labels_per_client=3)

@@ -15,7 +15,7 @@ from bespokefl.config_file import parse_experiment
 from bespokefl.core.task import Task
 from bespokefl.engines import Engine, Sequential, Vectorized
 from bespokefl.errors import InputError
-from bespokefl.federation import Federation
+from bespokefl.federation.federation import Federation
 
 ADAM = {"optimizer": "adam", "lr": 0.01, "momentum": 0.0, "betas": [0.8, 0.9]}
 REFUSE = {"fedpg", "s-fedpg", "per-fedavg", "pfedme", "plgu-grep"}

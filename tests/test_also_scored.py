@@ -12,13 +12,13 @@ from torch import nn
 from typer.testing import CliRunner
 
 from bespokefl.algorithms.local import Local
-from bespokefl.attacks import Attack
 from bespokefl.cli import app
 from bespokefl.config_file import read_experiment
 from bespokefl.data import load
 from bespokefl.errors import InputError
 from bespokefl.features import feature_figures
-from bespokefl.federation import Federation
+from bespokefl.federation.attacks import Attack
+from bespokefl.federation.federation import Federation
 from bespokefl.results.evaluations import EVALUATIONS, read_series
 from bespokefl.results.facts import read_facts
 from bespokefl.results.files import read_csv

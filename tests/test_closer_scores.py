@@ -11,10 +11,8 @@ from scipy.spatial.distance import directed_hausdorff
 from sklearn import metrics as sk
 from torch import Tensor, nn
 
-from bespokefl import federation as federation_module
 from bespokefl.algorithms.fedavg import FedAvg
 from bespokefl.algorithms.local import Local
-from bespokefl.attacks import Attack
 from bespokefl.core.algorithm import Training
 from bespokefl.core.task import Task
 from bespokefl.data.federated import FederatedData
@@ -22,7 +20,9 @@ from bespokefl.engines import Sequential, Vectorized
 from bespokefl.engines.base import Job, Resident, Result
 from bespokefl.errors import InputError
 from bespokefl.evaluation.segmentation_metrics import boundary
-from bespokefl.federation import Federation
+from bespokefl.federation import federation as federation_module
+from bespokefl.federation.attacks import Attack
+from bespokefl.federation.federation import Federation
 from bespokefl.results.summary import further_figures
 from bespokefl.selection import Selection
 from bespokefl.surface import surfaces

@@ -16,7 +16,7 @@ from bespokefl.data import FederatedData
 from bespokefl.engines import Engine, Sequential, Vectorized
 from bespokefl.engines.base import Job, Result
 from bespokefl.errors import RunError
-from bespokefl.federation import Federation
+from bespokefl.federation.federation import Federation
 
 SIZES = (5, 12, 23, 2, 40, 17, 9)  # ragged: with batches of 8, clients of 1 to 5 steps an epoch, last ones of 1 to 8
 CLASSES = 3

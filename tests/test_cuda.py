@@ -15,7 +15,7 @@ from bespokefl.data import FederatedData
 from bespokefl.engines import Engine, Sequential, Vectorized, steppers
 from bespokefl.engines.together import Together
 from bespokefl.experiment import side_by_side
-from bespokefl.federation import Federation
+from bespokefl.federation.federation import Federation
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),

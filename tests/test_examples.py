@@ -24,7 +24,7 @@ from bespokefl.core.task import Task
 from bespokefl.data import FederatedData
 from bespokefl.engines import Sequential, Vectorized
 from bespokefl.errors import InputError
-from bespokefl.federation import Federation
+from bespokefl.federation.federation import Federation
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 LR, EPOCHS = 0.3, 3

@@ -14,7 +14,7 @@ from bespokefl.core.task import Task
 from bespokefl.data import FederatedData
 from bespokefl.engines import Sequential, Vectorized
 from bespokefl.errors import InputError
-from bespokefl.federation import Federation
+from bespokefl.federation.federation import Federation
 
 
 def make_data(targets: str = "labels") -> FederatedData:

@@ -12,7 +12,7 @@ from bespokefl.algorithms import build_algorithm
 from bespokefl.core.task import Task
 from bespokefl.data import FederatedData
 from bespokefl.errors import InputError
-from bespokefl.federation import Federation
+from bespokefl.federation.federation import Federation
 
 F = nn.functional
 BAD_LOSSES: list[tuple[Callable[[Tensor, Tensor], Any], str]] = [

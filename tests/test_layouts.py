@@ -21,7 +21,7 @@ from bespokefl.core.task import Batch, Task
 from bespokefl.data import FederatedData
 from bespokefl.engines import Engine, Sequential, Vectorized
 from bespokefl.errors import InputError
-from bespokefl.federation import Federation
+from bespokefl.federation.federation import Federation
 from bespokefl.models import MODELS, ModelSpec
 from bespokefl.surface import surfaces
 

@@ -22,7 +22,7 @@ from bespokefl.data import FederatedData
 from bespokefl.engines import Engine, Sequential, Vectorized
 from bespokefl.engines.together import Together
 from bespokefl.errors import InputError
-from bespokefl.federation import Federation
+from bespokefl.federation.federation import Federation
 
 SETTINGS: dict[str, Any] = {"lr": 0.05, "momentum": 0.9, "local_epochs": 1, "batch_size": 4, "lr_decay": 0.5}
 FEW = ("fedavg", "apfl", "pgfedmo", "s-fedpg")  # of different kinds; the others take minutes

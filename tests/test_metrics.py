@@ -20,7 +20,7 @@ from bespokefl.evaluation.metrics import (
     summarise,
     tails,
 )
-from bespokefl.federation import Federation
+from bespokefl.federation.federation import Federation
 from bespokefl.selection import g_rows, s_rows
 
 accuracies = st.lists(st.floats(0, 1), min_size=1, max_size=150)

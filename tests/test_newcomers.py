@@ -24,8 +24,8 @@ from bespokefl.data import FederatedData
 from bespokefl.engines.sequential import Sequential
 from bespokefl.engines.vectorized import Vectorized
 from bespokefl.errors import InputError
-from bespokefl.federation import Federation
-from bespokefl.newcomers import Joined, Joining, join
+from bespokefl.federation.federation import Federation
+from bespokefl.federation.new_clients import Joined, Joining, join
 
 LR, EPOCHS = 0.2, 3
 

@@ -23,8 +23,8 @@ from bespokefl.core.task import Batch, Task
 from bespokefl.data import FederatedData, load
 from bespokefl.errors import InputError
 from bespokefl.evaluation.binary_metrics import binary_scores
-from bespokefl.federation import Federation
-from bespokefl.newcomers import Joining, join
+from bespokefl.federation.federation import Federation
+from bespokefl.federation.new_clients import Joining, join
 from bespokefl.predict import load_personal_model
 from bespokefl.results.files import read_csv
 

@@ -22,11 +22,11 @@ from bespokefl.core.trees import flat
 from bespokefl.engines import Sequential, Vectorized
 from bespokefl.errors import InputError
 from bespokefl.experiment import run_experiment
-from bespokefl.federation import Federation
+from bespokefl.federation.federation import Federation
+from bespokefl.federation.privacy import Privacy, PrivacySettings
+from bespokefl.federation.secret import chosen, normal_numbers
 from bespokefl.flower.remote import RemoteFederation
 from bespokefl.flower.server import serve
-from bespokefl.privacy import Privacy, PrivacySettings
-from bespokefl.secret import chosen, normal_numbers
 
 SETTINGS = {"lr": 0.05, "local_epochs": 2, "batch_size": 8, "weights": "uniform"}
 TINY = 1e-13  # noise that leaves float64 as good as alone

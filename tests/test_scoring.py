@@ -16,7 +16,7 @@ from bespokefl.core.trees import Model
 from bespokefl.data.federated import FederatedData
 from bespokefl.errors import InputError
 from bespokefl.evaluation.scoring import Evaluation
-from bespokefl.federation import Federation
+from bespokefl.federation.federation import Federation
 
 SIZES = [(30, 7), (12, 300), (5, 0), (21, 64)]  # train and test: more than a scoring batch, none, and some
 ENGINES = ["sequential", "vectorized"]

@@ -19,7 +19,7 @@ from bespokefl.core.tree_io import pack, unpack
 from bespokefl.core.trees import Model, Tree
 from bespokefl.data import FederatedData
 from bespokefl.errors import InputError, RunError
-from bespokefl.federation import Federation
+from bespokefl.federation.federation import Federation
 
 
 class Kept(NamedTuple):

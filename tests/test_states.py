@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from bespokefl.core import trees
-from bespokefl.states import ClientStates
+from bespokefl.federation.states import ClientStates
 
 
 class State(NamedTuple):

@@ -17,7 +17,7 @@ from bespokefl.core.task import Batch, Task
 from bespokefl.data import FederatedData, load
 from bespokefl.errors import InputError
 from bespokefl.experiment import run_experiment
-from bespokefl.federation import Federation
+from bespokefl.federation.federation import Federation
 from bespokefl.progress import LineReporter
 from bespokefl.results.files import read_csv
 from bespokefl.results.surfaces import Surface, read_surfaces

@@ -23,9 +23,9 @@ from bespokefl.core.task import Task
 from bespokefl.data import FederatedData, load
 from bespokefl.engines import build_engine
 from bespokefl.errors import InputError
-from bespokefl.federation import Federation
+from bespokefl.federation.federation import Federation
+from bespokefl.federation.new_clients import Joining
 from bespokefl.flower.silo import open_silo
-from bespokefl.newcomers import Joining
 from bespokefl.predict import load_personal_model
 from bespokefl.results.files import read_csv
 

@@ -17,7 +17,7 @@ from bespokefl.config import Experiment
 from bespokefl.config_file import parse_experiment, parse_setting, read_experiment
 from bespokefl.errors import InputError
 from bespokefl.experiment import run_experiment
-from bespokefl.federation import Federation
+from bespokefl.federation.federation import Federation
 from bespokefl.progress import LineReporter
 from bespokefl.tuning.space import read_spaces
 

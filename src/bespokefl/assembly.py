@@ -10,7 +10,6 @@ import torch
 
 from bespokefl import models
 from bespokefl.algorithms import Algorithm, build_algorithm
-from bespokefl.attacks import Attack
 from bespokefl.config import AlgorithmChoice, Document, Experiment
 from bespokefl.core.rng import derived_seed
 from bespokefl.core.task import Task
@@ -19,10 +18,11 @@ from bespokefl.data.held_out import HoldOut
 from bespokefl.data.options import option_names, parse_options
 from bespokefl.engines import Engine, build_engine
 from bespokefl.errors import InputError
-from bespokefl.federation import Federation
-from bespokefl.privacy import PrivacySettings
+from bespokefl.federation.attacks import Attack
+from bespokefl.federation.federation import Federation
+from bespokefl.federation.loop import Census
+from bespokefl.federation.privacy import PrivacySettings
 from bespokefl.results.new_clients import joining_of
-from bespokefl.rounds import Census
 
 NEW_CLIENTS = "new_clients"  # the section
 OF_THE_RUN = frozenset({"rounds", "participation", "loss"})  # keys of [train] that algorithms are not told

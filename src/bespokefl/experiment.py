@@ -20,13 +20,13 @@ from bespokefl.engines.peak import PeakMemory
 from bespokefl.engines.together import Together
 from bespokefl.engines.variants import Variants
 from bespokefl.errors import Diverged, EndedEarly, InputError, RunError, in_short, no_room
+from bespokefl.federation.loop import Census, RoundLoop
 from bespokefl.interrupts import Interrupted, StopRequest, stop_on_signals
 from bespokefl.lock import clear, working_in
 from bespokefl.progress import Reporter, SideBySide
 from bespokefl.results import files
 from bespokefl.results.partition import partition_file, write_partition
 from bespokefl.resuming import examine
-from bespokefl.rounds import Census, RoundLoop
 from bespokefl.run import Run, RunPlan
 from bespokefl.selection import choose_rule
 from bespokefl.tracking import TrackedRun, Tracking, make_tracking

@@ -7,7 +7,7 @@ from bespokefl import assembly, checkpoint
 from bespokefl.config import AlgorithmChoice, Experiment
 from bespokefl.config_file import read_experiment
 from bespokefl.errors import InputError
-from bespokefl.federation import Federation
+from bespokefl.federation.federation import Federation
 from bespokefl.results import files
 from bespokefl.run import restore
 

@@ -23,7 +23,8 @@ from bespokefl.evaluation.divergence import what_diverged
 from bespokefl.evaluation.score import Score
 from bespokefl.evaluation.scoring import Evaluation
 from bespokefl.features import feature_figures
-from bespokefl.federation import Federation
+from bespokefl.federation.federation import Federation
+from bespokefl.federation.loop import RoundLoop, RoundRecord
 from bespokefl.interrupts import StopRequest
 from bespokefl.progress import Reporter
 from bespokefl.results import files, store
@@ -33,7 +34,6 @@ from bespokefl.results.model_file import write_model
 from bespokefl.results.new_clients import let_new_clients_join
 from bespokefl.results.summary import client_columns, further_figures, main_figures, meanings, untrained
 from bespokefl.results.surfaces import write_surfaces
-from bespokefl.rounds import RoundLoop, RoundRecord
 from bespokefl.selection import Selection, affordable, choose_rule, crossed_rows
 from bespokefl.surface import surfaces
 from bespokefl.tomlfile import dumps

@@ -14,9 +14,9 @@ from bespokefl.core.rng import stream
 from bespokefl.errors import InputError
 from bespokefl.evaluation.score import Score
 from bespokefl.evaluation.scoring import Evaluation
-from bespokefl.federation import Federation
+from bespokefl.federation.federation import Federation
+from bespokefl.federation.loop import RoundLoop
 from bespokefl.results.evaluations import CROSSED
-from bespokefl.rounds import RoundLoop
 
 Floats = npt.NDArray[np.float64]
 Rule = Literal["last", "val", "best_test"]

@@ -16,7 +16,7 @@ from bespokefl.core.program import Program, plan_phases
 from bespokefl.core.task import Task
 from bespokefl.data.federated import FederatedData
 from bespokefl.engines import Engine
-from bespokefl.federation import Federation
+from bespokefl.federation.federation import Federation
 
 Array = NDArray[np.float64]
 Weights = dict[str, Array]  # by the names of the module below

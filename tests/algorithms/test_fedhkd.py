@@ -17,7 +17,7 @@ from bespokefl.core.rng import step_keys
 from bespokefl.core.task import Task
 from bespokefl.engines import Sequential, Vectorized
 from bespokefl.errors import InputError
-from bespokefl.federation import Federation
+from bespokefl.federation.federation import Federation
 from bespokefl.nn.counter_rng import keyed_normal
 
 N, M, K = 21, 3, small.CLASSES  # parameters, features, classes

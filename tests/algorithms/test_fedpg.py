@@ -27,7 +27,7 @@ from bespokefl.data import FederatedData
 from bespokefl.engines import Sequential, Vectorized
 from bespokefl.engines.base import Job, Result
 from bespokefl.errors import InputError, RunError
-from bespokefl.federation import Federation
+from bespokefl.federation.federation import Federation
 
 ENGINES = pytest.mark.parametrize("engine", [Sequential, Vectorized])
 EXACT: dict[str, Any] = {"grad_mode": "exact", "batch_size": None, "lr_decay": 1.0}

@@ -15,7 +15,7 @@ from bespokefl.core.task import Task
 from bespokefl.data import FederatedData
 from bespokefl.errors import InputError
 from bespokefl.experiment import prepare
-from bespokefl.federation import Federation
+from bespokefl.federation.federation import Federation
 
 METHODS = ("fedrod", "fedhkd", "splitgp")
 METHODS_AND_ENGINES = [(name, engine) for name in METHODS for engine in ("sequential", "vectorized")]

@@ -18,7 +18,7 @@ from bespokefl.core.rng import stream
 from bespokefl.core.trees import Model
 from bespokefl.data.federated import FederatedData
 from bespokefl.errors import InputError
-from bespokefl.federation import Federation
+from bespokefl.federation.federation import Federation
 
 SIZES = [23, 8, 31]
 SEED = 5

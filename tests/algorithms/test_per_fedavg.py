@@ -13,7 +13,7 @@ from bespokefl.core.task import Batch, Task
 from bespokefl.data.federated import FederatedData
 from bespokefl.engines import Sequential, Vectorized
 from bespokefl.errors import InputError
-from bespokefl.federation import Federation
+from bespokefl.federation.federation import Federation
 
 # Momentum is given to show that it has no part in this method.
 TRAINING: dict[str, Any] = {"lr": 0.1, "local_epochs": 2, "batch_size": 2}

@@ -19,7 +19,7 @@ from bespokefl.data.federated import FederatedData
 from bespokefl.engines import Sequential, Vectorized, build_engine
 from bespokefl.engines.base import Job, Result
 from bespokefl.errors import InputError
-from bespokefl.federation import Federation
+from bespokefl.federation.federation import Federation
 
 both_engines = pytest.mark.parametrize("engine", [Sequential, Vectorized])
 

@@ -21,7 +21,7 @@ from bespokefl.core.task import Task
 from bespokefl.core.trees import Model
 from bespokefl.data import FederatedData
 from bespokefl.errors import InputError
-from bespokefl.federation import Federation
+from bespokefl.federation.federation import Federation
 
 ENGINES = ["sequential", "vectorized"]
 both_engines = pytest.mark.parametrize("engine", ENGINES)

@@ -32,7 +32,7 @@ from bespokefl.core.layer_groups import layers_of
 from bespokefl.core.task import Batch, Task
 from bespokefl.data import FederatedData, load
 from bespokefl.errors import InputError
-from bespokefl.federation import Federation
+from bespokefl.federation.federation import Federation
 from bespokefl.models import build
 
 Array = NDArray[np.float64]

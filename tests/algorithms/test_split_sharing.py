@@ -24,7 +24,7 @@ from bespokefl.core.task import Task
 from bespokefl.data.federated import FederatedData
 from bespokefl.engines import Sequential, Vectorized
 from bespokefl.errors import InputError
-from bespokefl.federation import Federation
+from bespokefl.federation.federation import Federation
 
 both_engines = pytest.mark.parametrize("engine", [Sequential, Vectorized])
 LR, MOMENTUM, DECAY = 0.1, 0.8, 0.03

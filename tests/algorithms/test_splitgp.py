@@ -16,7 +16,7 @@ from bespokefl.core.task import Task
 from bespokefl.data.federated import FederatedData
 from bespokefl.engines import Sequential, Vectorized
 from bespokefl.errors import InputError
-from bespokefl.federation import Federation
+from bespokefl.federation.federation import Federation
 
 N, N_KAPPA = 21, 12
 KAPPA = ("kappa.weight", "kappa.bias")

@@ -25,7 +25,7 @@ from bespokefl.core.hyper import hyper
 from bespokefl.core.task import Task
 from bespokefl.data import FederatedData
 from bespokefl.errors import InputError
-from bespokefl.federation import Federation
+from bespokefl.federation.federation import Federation
 
 Config = dict[str, Any]
 BASE: Config = {"lr": 0.2, "local_epochs": 1, "batch_size": 2}

@@ -14,7 +14,7 @@ from bespokefl.data import FederatedData
 from bespokefl.engines import Engine
 from bespokefl.engines.base import Job, Result
 from bespokefl.engines.together import Together
-from bespokefl.federation import Federation
+from bespokefl.federation.federation import Federation
 from bespokefl.selection import g_rows
 
 SEEDS = (0, 1, 2)

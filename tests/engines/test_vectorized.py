@@ -18,7 +18,7 @@ from bespokefl.data import Dataset, FederatedData, federate, load
 from bespokefl.engines import Sequential, Vectorized, build_engine
 from bespokefl.engines.vectorized import Layout
 from bespokefl.errors import InputError
-from bespokefl.federation import Federation
+from bespokefl.federation.federation import Federation
 from bespokefl.models import build
 
 ALGORITHM = FedAvg(lr=0.1, momentum=0.9, local_epochs=1, batch_size=8)

@@ -12,7 +12,7 @@ from bespokefl import assembly
 from bespokefl.algorithms import ALGORITHMS
 from bespokefl.config import Experiment
 from bespokefl.config_file import parse_experiment
-from bespokefl.federation import Federation
+from bespokefl.federation.federation import Federation
 from bespokefl.flower.remote import RemoteFederation
 
 HOSTED = [[0, 3], [4], [1, 2]]

@@ -14,7 +14,7 @@ from bespokefl.engines import Sequential
 from bespokefl.engines.base import Job, Result
 from bespokefl.engines.variants import outline
 from bespokefl.errors import InputError
-from bespokefl.federation import Federation
+from bespokefl.federation.federation import Federation
 
 # Settings under which methods run other programs than by default.
 VARIANTS: dict[str, list[dict[str, Any]]] = {

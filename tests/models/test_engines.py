@@ -13,7 +13,7 @@ from bespokefl.algorithms import build_algorithm
 from bespokefl.core.task import Task
 from bespokefl.data import FederatedData
 from bespokefl.engines import Engine, Sequential, Vectorized
-from bespokefl.federation import Federation
+from bespokefl.federation.federation import Federation
 from bespokefl.models import build
 from bespokefl.models.densenet import densenet
 

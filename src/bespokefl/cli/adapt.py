@@ -57,7 +57,7 @@ def adapt(
 ) -> None:
     """Give a client that never took part a model of its own, from a finished run."""
     from bespokefl.adapt import adapt as adapt_model
-    from bespokefl.newcomers import Joining
+    from bespokefl.federation.new_clients import Joining
 
     joining = Joining.checked(
         epochs=epochs, start=start, opt_state=opt_state, lr=lr, momentum=momentum, batch_size=batch_size

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bespokefl.attacks import start_of
 from bespokefl.core.program import Order
 from bespokefl.core.trees import Tree
+from bespokefl.federation.attacks import start_of
 
 FEWEST = 3  # nodes: of two nobody can say which is the odd one
 ROUNDS = 5  # whose changes are remembered

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 
 from bespokefl import assembly
-from bespokefl.attacks import Attack
 from bespokefl.config import Experiment
 from bespokefl.core.program import Rows
 from bespokefl.data import Dataset, FederatedData
@@ -20,6 +19,7 @@ from bespokefl.data.normalisation import NORMALISATIONS, Moments, normalise_and_
 from bespokefl.data.sources import load_dataset
 from bespokefl.data.splits import SPLITS, Splits, check_fractions, split_client
 from bespokefl.errors import InputError
+from bespokefl.federation.attacks import Attack
 from bespokefl.flower.refusal import Refused
 from bespokefl.results.files import write_atomically
 

@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bespokefl.attacks import Attack
 from bespokefl.core.algorithm import Algorithm
 from bespokefl.core.cohort import Cohort
 from bespokefl.core.program import Order
@@ -24,6 +23,10 @@ from bespokefl.errors import Diverged, EndedEarly, InputError, RunError
 from bespokefl.evaluation.fit import check_fit
 from bespokefl.evaluation.scorer import judged_by, of_all
 from bespokefl.evaluation.scoring import Evaluation
+from bespokefl.federation.attacks import Attack
+from bespokefl.federation.loop import RoundLoop, RoundRecord
+from bespokefl.federation.privacy import PrivacySettings
+from bespokefl.federation.secret import new_key
 from bespokefl.flower.census import RemoteCensus
 from bespokefl.flower.envelope import Envelope
 from bespokefl.flower.expectation import Expectation, made_up
@@ -32,9 +35,6 @@ from bespokefl.flower.scores import Scores
 from bespokefl.flower.silo import NO_TRAIN_SCORES
 from bespokefl.flower.site import RemoteSite, norm_of
 from bespokefl.flower.wire import packed
-from bespokefl.privacy import PrivacySettings
-from bespokefl.rounds import RoundLoop, RoundRecord
-from bespokefl.secret import new_key
 
 ENGINE = "federation"
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from bespokefl import assembly, models
 from bespokefl.algorithms import ALGORITHMS, Algorithm
-from bespokefl.attacks import Attack
 from bespokefl.config import AlgorithmChoice, CheckpointSection, Document, Experiment
 from bespokefl.errors import InputError
 from bespokefl.experiment import Outcome, make_folder, make_plan, run_planned, tracked, unused_settings
+from bespokefl.federation.attacks import Attack
 from bespokefl.flower.census import RemoteCensus
 from bespokefl.flower.envelope import Transport
 from bespokefl.flower.remote import RemoteFederation

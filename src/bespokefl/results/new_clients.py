@@ -8,8 +8,8 @@ import numpy as np
 from bespokefl.config import NewClientsSection
 from bespokefl.evaluation import metrics
 from bespokefl.evaluation.scoring import Evaluation
-from bespokefl.federation import Federation
-from bespokefl.newcomers import Joined, Joining, join
+from bespokefl.federation.federation import Federation
+from bespokefl.federation.new_clients import Joined, Joining, join
 from bespokefl.progress import Reporter
 from bespokefl.results import files
 

@@ -14,7 +14,7 @@ from bespokefl.results.files import Line
 
 if TYPE_CHECKING:  # both need torch
     from bespokefl.evaluation.score import Score
-    from bespokefl.rounds import Census
+    from bespokefl.federation.loop import Census
 
 LEFT_OUT = "_left_out"  # behind a metric's name: the number of clients without it
 

@@ -7,7 +7,7 @@ import numpy as np
 from bespokefl.core.program import Rows
 from bespokefl.core.rng import stream
 from bespokefl.errors import InputError
-from bespokefl.secret import chosen
+from bespokefl.federation.secret import chosen
 
 Schedule = Sequence[Iterable[int]] | Callable[[int], Iterable[int]]
 

@@ -9,7 +9,6 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from bespokefl.attacks import Attack
 from bespokefl.core import trees
 from bespokefl.core.algorithm import Algorithm
 from bespokefl.core.cohort import Cohort
@@ -24,12 +23,13 @@ from bespokefl.engines.base import Resident
 from bespokefl.errors import InputError
 from bespokefl.evaluation.scorer import Scorer, joined, of_all
 from bespokefl.evaluation.scoring import Evaluation
-from bespokefl.participation import Schedule
-from bespokefl.privacy import PrivacySettings
-from bespokefl.rounds import History, RoundLoop, RoundRecord, check_train
-from bespokefl.sent import LastSent
-from bespokefl.site import LocalSite
-from bespokefl.states import ClientStates
+from bespokefl.federation.attacks import Attack
+from bespokefl.federation.last_uploads import LastSent
+from bespokefl.federation.local_clients import LocalSite
+from bespokefl.federation.loop import History, RoundLoop, RoundRecord, check_train
+from bespokefl.federation.privacy import PrivacySettings
+from bespokefl.federation.sampling import Schedule
+from bespokefl.federation.states import ClientStates
 
 __all__ = ["Federation", "History", "RoundRecord"]
 
@@ -50,7 +50,7 @@ class Federation(RoundLoop):
             samples from a stream that only the seed and the round determine. A method that starts from the number of
             clients in a round takes it from the schedule; if its rounds differ, say ``clients_per_round`` too.
         attack: what malicious clients do; they take part like all others and are not scored.
-        privacy: clip, noise and delta of client-level differential privacy (`bespokefl.privacy`).
+        privacy: clip, noise and delta of client-level differential privacy (`bespokefl.federation.privacy`).
         keep_sent: keep what every client sent last, so that ``evaluate(model="before_agg")`` can score it.
     """
 

@@ -24,14 +24,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from bespokefl.attacks import start_of
 from bespokefl.core.clients import Postprocessor, Transfer
 from bespokefl.core.program import Rows
 from bespokefl.core.rng import stream
 from bespokefl.core.task import Task
 from bespokefl.core.trees import Tree, leaves, tree_map
 from bespokefl.errors import InputError
-from bespokefl.secret import normal_numbers
+from bespokefl.federation.attacks import start_of
+from bespokefl.federation.secret import normal_numbers
 
 NEEDED = "dp_accounting"
 NEIGHBOURS = (

@@ -12,8 +12,8 @@ from bespokefl.core.program import Order, Result, Rows
 from bespokefl.core.task import Task
 from bespokefl.core.trees import Tree
 from bespokefl.engines.base import Engine, Job, Resident, Splits
-from bespokefl.sent import LastSent
-from bespokefl.states import ClientStates
+from bespokefl.federation.last_uploads import LastSent
+from bespokefl.federation.states import ClientStates
 
 
 @dataclass(frozen=True)

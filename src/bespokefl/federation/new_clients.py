@@ -28,7 +28,7 @@ from bespokefl.errors import InputError, RunError
 from bespokefl.evaluation.fit import check_fit
 from bespokefl.evaluation.scorer import batch_size, evaluation
 from bespokefl.evaluation.scoring import Evaluation, scored
-from bespokefl.federation import Federation
+from bespokefl.federation.federation import Federation
 
 Start = Literal["method", "global"]
 OnEpoch = Callable[[int, Evaluation, Evaluation], None]  # (epoch, on train rows, on test rows); epoch 0 is the start

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from bespokefl.attacks import Attack, Attacker
 from bespokefl.core.algorithm import Algorithm, Setup
 from bespokefl.core.clients import Ledger, Postprocessor, Site
 from bespokefl.core.cohort import Cohort
@@ -21,8 +20,9 @@ from bespokefl.data.dataset import IntArray
 from bespokefl.errors import InputError
 from bespokefl.evaluation.metrics import summarise
 from bespokefl.evaluation.scoring import Evaluation
-from bespokefl.participation import Participation, Schedule
-from bespokefl.privacy import Privacy, PrivacySettings, check_private
+from bespokefl.federation.attacks import Attack, Attacker
+from bespokefl.federation.privacy import Privacy, PrivacySettings, check_private
+from bespokefl.federation.sampling import Participation, Schedule
 
 
 class Census(Protocol):
@@ -139,7 +139,7 @@ class RoundLoop(ABC):
             samples from a stream that only the seed and the round determine. A method that starts from the number of
             clients in a round takes it from the schedule; if its rounds differ, say ``clients_per_round`` too.
         attack: what malicious clients do; they take part like all others and are not scored.
-        privacy: clip, noise and delta of `bespokefl.privacy`.
+        privacy: clip, noise and delta of `bespokefl.federation.privacy`.
         secret: a key from which samples are drawn in the place of the seed.
     """
 

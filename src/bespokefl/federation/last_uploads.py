@@ -12,7 +12,7 @@ from torch import Tensor
 from bespokefl.core.program import Call, Rows
 from bespokefl.core.tree_io import pack, unpack
 from bespokefl.core.trees import Tree, rows
-from bespokefl.states import ClientStates
+from bespokefl.federation.states import ClientStates
 
 
 class LastSent:
