@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from bespokefl.config_file import parse_experiment
 from bespokefl.data import load
 from bespokefl.errors import InputError
-from bespokefl.experiment import run_experiment
+from bespokefl.experiments.reading import parse_experiment
+from bespokefl.experiments.running import run_experiment
 from bespokefl.progress import make_reporter
 from bespokefl.results.files import StoredRun, read_runs, write_atomically
 

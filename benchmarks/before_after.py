@@ -133,7 +133,7 @@ def _bespoke_run(folder: Path, method: str, engine: str, rounds: int, turns: Tur
 def _memory(folder: Path, method: str, rounds: int, turns: Turns) -> None:
     from tests.flower.memory import Memory, remote, shards
 
-    from bespokefl.config_file import read_experiment
+    from bespokefl.experiments.reading import read_experiment
 
     experiment = read_experiment(_file(folder, method), [("train.rounds", rounds)])
     half = experiment.data.clients // 2

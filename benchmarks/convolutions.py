@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from bespokefl.bench import BATCH
+from bespokefl.experiments.bench import BATCH
 from bespokefl.nn import convolution
 from bespokefl.nn.convolution import Geometry, stacked_by_rows
 

@@ -21,12 +21,12 @@ from rich.table import Table
 
 from bespokefl import models
 from bespokefl.algorithms.fedpg import FedPG
-from bespokefl.bench import CLASSES
 from bespokefl.core.cohort import Cohort
 from bespokefl.core.solvers import EPS, Floats, active_set, factor, gram, min_norm, nearest_directions
 from bespokefl.core.trees import combine
 from bespokefl.data import FederatedData
 from bespokefl.engines import Vectorized
+from bespokefl.experiments.bench import CLASSES
 from bespokefl.federation.federation import Federation
 
 CLIENTS, SAMPLES, PIXELS = 100, 600, 784

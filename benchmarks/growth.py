@@ -15,9 +15,9 @@ from rich.table import Table
 from bespokefl import models
 from bespokefl.algorithms.ditto import Ditto
 from bespokefl.algorithms.fedavg import FedAvg
-from bespokefl.bench import synthetic
 from bespokefl.core.task import Task
 from bespokefl.core.trees import nbytes
+from bespokefl.experiments.bench import synthetic
 from bespokefl.federation.federation import Federation
 
 SIZES = (100, 10_000)

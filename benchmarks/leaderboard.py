@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from bespokefl.algorithms import ALGORITHMS
-from bespokefl.catalogue import listing
+from bespokefl.experiments.listing import listing
 from bespokefl.results.files import StoredRun, read_runs, write_atomically
 from bespokefl.results.table import markdown_table
 

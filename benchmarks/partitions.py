@@ -20,9 +20,9 @@ from sklearn.decomposition import PCA
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
 
-from bespokefl import assembly
-from bespokefl.config_file import read_parts
 from bespokefl.data import FederatedData
+from bespokefl.experiments import resolve
+from bespokefl.experiments.reading import read_parts
 
 COMPONENTS = 100
 
@@ -58,7 +58,7 @@ def main() -> None:
     z = None
     print("seed  largest class %  classes in effect  alone, logistic regression %")
     for seed in range(given.seeds):
-        data = assembly.load_data(experiment, seed)
+        data = resolve.load_data(experiment, seed)
         if z is None:  # a seed deals the samples out; they are the same
             z = features(data)
         counts = [np.bincount(data.y.numpy()[rows], minlength=len(data.classes)) for rows in data.splits["train"]]

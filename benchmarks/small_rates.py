@@ -26,14 +26,14 @@ import numpy as np
 import torch
 from rich.console import Console
 
-from bespokefl import assembly
-from bespokefl.config import AlgorithmChoice, Document, Experiment
-from bespokefl.config_file import experiment_document, parse_experiment, read_parts
 from bespokefl.errors import InputError
+from bespokefl.experiments import resolve
+from bespokefl.experiments.reading import experiment_document, parse_experiment, read_parts
+from bespokefl.experiments.schema import AlgorithmChoice, Document, Experiment
+from bespokefl.experiments.small_scale import chosen_set_up, read_set_up, set_ups
 from bespokefl.progress import make_reporter
 from bespokefl.results.files import write_atomically
-from bespokefl.scale import chosen_set_up, read_set_up, set_ups
-from bespokefl.tomlfile import dumps
+from bespokefl.results.tomlfile import dumps
 from bespokefl.tuning import Tuning, tune
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -114,7 +114,7 @@ def _used(experiment: Experiment, choice: AlgorithmChoice) -> AlgorithmChoice:
     for key in choice.hyper:
         less = choice.model_copy(update={"hyper": {k: v for k, v in choice.hyper.items() if k != key}})
         with contextlib.suppress(InputError):  # another key does not act either
-            if key in assembly.make_algorithm(experiment, less).unused():
+            if key in resolve.make_algorithm(experiment, less).unused():
                 choice = less
     return choice
 

@@ -3,8 +3,8 @@
 import re
 from pathlib import Path
 
-from bespokefl.config import Part
-from bespokefl.config_file import read_parts
+from bespokefl.experiments.reading import read_parts
+from bespokefl.experiments.schema import Part
 
 DOCS = Path(__file__).resolve().parent
 PAGE = DOCS / "reproduce.md"

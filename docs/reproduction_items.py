@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 from docs.stored_runs import EXPERIMENTS, WHOLE, Table, changes, parts, read_table, set_up_changes
 
+from bespokefl.experiments.paper_numbers import paper_names, read_paper
 from bespokefl.reproduce.block import cells_text, mean_difference_text, outside_text, pairs_text, tau_text
 from bespokefl.reproduce.digest import RunDigest
-from bespokefl.reproduce.printed import paper_names, read_paper
 from bespokefl.reproduce.verdict import Tally, total
 
 ITEM = re.compile(r"(?P<paper>[a-z]+)-(supp-)?(table|figure|supplement)\d*\w*")  # of a paper, as it numbers them

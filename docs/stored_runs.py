@@ -16,10 +16,10 @@ from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any, NamedTuple
 
-from bespokefl.assembly import make_algorithm
-from bespokefl.config import AlgorithmChoice, Part
-from bespokefl.config_file import read_parts
 from bespokefl.errors import InputError
+from bespokefl.experiments.reading import read_parts
+from bespokefl.experiments.resolve import make_algorithm
+from bespokefl.experiments.schema import AlgorithmChoice, Part
 from bespokefl.models import MODELS
 from bespokefl.reproduce.cells import Column, by_seed, paper_columns, paper_numbers, paper_spreads
 from bespokefl.reproduce.digest import Made, RunDigest, digest_runs, measured, read_digest, superseded, write_digest

@@ -11,10 +11,10 @@ from tests.algorithms import small
 from torch import nn
 
 from bespokefl.algorithms import ALGORITHMS, build_algorithm
-from bespokefl.config_file import parse_experiment
 from bespokefl.core.task import Task
 from bespokefl.engines import Engine, Sequential, Vectorized
 from bespokefl.errors import InputError
+from bespokefl.experiments.reading import parse_experiment
 from bespokefl.federation.federation import Federation
 
 ADAM = {"optimizer": "adam", "lr": 0.01, "momentum": 0.0, "betas": [0.8, 0.9]}

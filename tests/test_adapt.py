@@ -18,8 +18,8 @@ from bespokefl.adapt import adapt
 from bespokefl.cli import app
 from bespokefl.data.new_client import load_new_client
 from bespokefl.errors import InputError
+from bespokefl.experiments.load_run import restored_run
 from bespokefl.federation.new_clients import Joining
-from bespokefl.restored import restored_run
 
 CLASSES = ("cat", "dog", "eel")
 EXPERIMENT = """

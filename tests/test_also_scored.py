@@ -13,10 +13,10 @@ from typer.testing import CliRunner
 
 from bespokefl.algorithms.local import Local
 from bespokefl.cli import app
-from bespokefl.config_file import read_experiment
 from bespokefl.data import load
 from bespokefl.errors import InputError
-from bespokefl.features import feature_figures
+from bespokefl.experiments.features import feature_figures
+from bespokefl.experiments.reading import read_experiment
 from bespokefl.federation.attacks import Attack
 from bespokefl.federation.federation import Federation
 from bespokefl.results.evaluations import EVALUATIONS, read_series

@@ -9,9 +9,9 @@ import pytest
 import torch
 from tests.test_experiment import accuracy, data_of, lines, rows, run, summary
 
-from bespokefl.checkpoint import load_newest
 from bespokefl.core.rng import stream
 from bespokefl.errors import InputError
+from bespokefl.experiments.checkpoint import load_newest
 from bespokefl.results.files import read_runs
 from bespokefl.results.table import caption, method_rows
 

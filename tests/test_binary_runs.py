@@ -11,10 +11,10 @@ from rich.console import Console
 from safetensors.torch import load_file
 from sklearn import metrics as sk
 
-from bespokefl.config_file import parse_experiment
 from bespokefl.data import load
 from bespokefl.errors import InputError
-from bespokefl.experiment import run_experiment
+from bespokefl.experiments.reading import parse_experiment
+from bespokefl.experiments.running import run_experiment
 from bespokefl.progress import LineReporter
 from bespokefl.results.files import read_csv, read_runs
 from bespokefl.results.store import frame

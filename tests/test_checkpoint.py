@@ -11,9 +11,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from bespokefl import checkpoint
-from bespokefl.checkpoint import load_newest, save
 from bespokefl.errors import RunError
+from bespokefl.experiments import checkpoint
+from bespokefl.experiments.checkpoint import load_newest, save
 
 
 def tensors_of(step: int) -> dict[str, torch.Tensor]:
@@ -247,7 +247,7 @@ SAVE_FOREVER = """
 import itertools, sys
 from pathlib import Path
 import torch
-from bespokefl.checkpoint import save
+from bespokefl.experiments.checkpoint import save
 for step in itertools.count(1):
     tensors = {"a": torch.full((50_000,), float(step)), "b": torch.full((7,), step)}
     save(Path(sys.argv[1]), step, tensors, {"step": step})

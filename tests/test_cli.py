@@ -339,6 +339,6 @@ def test_the_demonstration_says_why_a_method_is_below_local(tmp_path: Path) -> N
 
 
 def test_the_demonstration_can_be_read() -> None:
-    from bespokefl.config_file import read_experiment
+    from bespokefl.experiments.reading import read_experiment
 
     read_experiment(Path(bespokefl.__file__).with_name("demo.toml"))

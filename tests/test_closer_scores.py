@@ -20,12 +20,12 @@ from bespokefl.engines import Sequential, Vectorized
 from bespokefl.engines.base import Job, Resident, Result
 from bespokefl.errors import InputError
 from bespokefl.evaluation.segmentation_metrics import boundary
+from bespokefl.experiments.loss_surface import surfaces
+from bespokefl.experiments.selection import Selection
 from bespokefl.federation import federation as federation_module
 from bespokefl.federation.attacks import Attack
 from bespokefl.federation.federation import Federation
 from bespokefl.results.summary import further_figures
-from bespokefl.selection import Selection
-from bespokefl.surface import surfaces
 
 ENGINES = ["sequential", "vectorized"]
 SIZES = [(30, 7), (12, 300), (5, 0), (21, 64), (9, 513)]  # train and test: some, several batches, none

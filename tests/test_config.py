@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from bespokefl.config import Experiment
-from bespokefl.config_file import parse_experiment, parse_setting, read_experiment
 from bespokefl.errors import InputError
-from bespokefl.experiment import run_experiment
+from bespokefl.experiments.reading import parse_experiment, parse_setting, read_experiment
+from bespokefl.experiments.running import run_experiment
+from bespokefl.experiments.schema import Experiment
 from bespokefl.progress import LineReporter
 
 

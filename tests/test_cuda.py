@@ -14,7 +14,7 @@ from bespokefl.core.task import Task
 from bespokefl.data import FederatedData
 from bespokefl.engines import Engine, Sequential, Vectorized, steppers
 from bespokefl.engines.together import Together
-from bespokefl.experiment import side_by_side
+from bespokefl.experiments.running import side_by_side
 from bespokefl.federation.federation import Federation
 
 pytestmark = [

@@ -13,10 +13,10 @@ import typer
 
 from bespokefl.algorithms import ALGORITHMS
 from bespokefl.cli import app
-from bespokefl.config import SECTIONS
-from bespokefl.config_file import parse_setting, read_experiment
 from bespokefl.data import PARTITIONS, SOURCES
 from bespokefl.engines import ENGINES
+from bespokefl.experiments.reading import parse_setting, read_experiment
+from bespokefl.experiments.schema import SECTIONS
 from bespokefl.models import MODELS
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -13,13 +13,14 @@ import torch
 from rich.console import Console
 from safetensors import safe_open
 
-from bespokefl import models, selection
-from bespokefl.config_file import parse_experiment
+from bespokefl import models
 from bespokefl.data import FederatedData, load
 from bespokefl.errors import InputError
-from bespokefl.experiment import Outcome, run_experiment
+from bespokefl.experiments import selection
+from bespokefl.experiments.reading import parse_experiment
+from bespokefl.experiments.running import Outcome, run_experiment
+from bespokefl.experiments.selection import s_rows
 from bespokefl.progress import LineReporter
-from bespokefl.selection import s_rows
 
 SMALL: dict[str, Any] = {
     "data": {"clients": 6, "max_samples": 400, "alpha": 0.5},

@@ -21,9 +21,9 @@ from bespokefl.core.task import Batch, Task
 from bespokefl.data import FederatedData
 from bespokefl.engines import Engine, Sequential, Vectorized
 from bespokefl.errors import InputError
+from bespokefl.experiments.loss_surface import surfaces
 from bespokefl.federation.federation import Federation
 from bespokefl.models import MODELS, ModelSpec
-from bespokefl.surface import surfaces
 
 SHAPE, CLASSES = (2, 8, 8), 3
 SIZES = (6, 11, 9)  # with batches of 4 the last ones are padded

@@ -20,8 +20,8 @@ from bespokefl.evaluation.metrics import (
     summarise,
     tails,
 )
+from bespokefl.experiments.selection import g_rows, s_rows
 from bespokefl.federation.federation import Federation
-from bespokefl.selection import g_rows, s_rows
 
 accuracies = st.lists(st.floats(0, 1), min_size=1, max_size=150)
 

@@ -12,18 +12,18 @@ from rich.console import Console
 from torch.nn import functional as F
 
 from bespokefl import models
-from bespokefl.config_file import parse_experiment, read_experiment
 from bespokefl.core.rng import stream
 from bespokefl.data import FederatedData, load
 from bespokefl.data.held_out import HoldOut
 from bespokefl.errors import InputError
-from bespokefl.experiment import run_experiment
+from bespokefl.experiments.load_run import restored_run
+from bespokefl.experiments.one_run import CONFIG_NOTE, DATA_NOTE
+from bespokefl.experiments.reading import parse_experiment, read_experiment
+from bespokefl.experiments.running import run_experiment
 from bespokefl.progress import LineReporter
-from bespokefl.restored import restored_run
 from bespokefl.results import files
 from bespokefl.results.files import TIMED_KEYS, read_runs
 from bespokefl.results.table import caption, columns, method_rows
-from bespokefl.run import CONFIG_NOTE, DATA_NOTE
 from bespokefl.tuning.validation import without_test_samples
 
 CLIENTS, NEW, EPOCHS = 6, (4, 5), 3

@@ -13,10 +13,10 @@ from tests.flower.memory import SMALL, Memory, Notes, experiment
 from tests.flower.test_silo import own_silo
 from typer.testing import CliRunner
 
-from bespokefl import assembly
 from bespokefl.cli import app
 from bespokefl.errors import InputError
-from bespokefl.experiment import run_experiment
+from bespokefl.experiments import resolve
+from bespokefl.experiments.running import run_experiment
 from bespokefl.flower.kept_model import load_kept_model
 from bespokefl.flower.server import serve
 from bespokefl.flower.silo import open_silo
@@ -42,7 +42,7 @@ def test_a_runs_model_has_the_accuracy_that_it_was_scored_with(name: str, tmp_pa
 def stored_test_rows(client: int) -> Any:
     """Stored values of a client's test samples, as a file would hold them."""
 
-    raw = assembly.load_data(experiment("ditto", data={"normalize": "unit"}), 0)
+    raw = resolve.load_data(experiment("ditto", data={"normalize": "unit"}), 0)
     rows = torch.as_tensor(raw.splits["test"][client])
     return raw.x[rows].numpy(), raw.y[rows].numpy()
 

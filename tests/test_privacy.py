@@ -13,7 +13,6 @@ import torch
 from tests.flower.memory import Memory, Notes, experiment, remote, shards
 from tests.test_contract import MODELS, make_data
 
-from bespokefl import assembly
 from bespokefl.algorithms import ALGORITHMS, build_algorithm
 from bespokefl.core.clients import Ledger, Transfer
 from bespokefl.core.program import Order
@@ -21,7 +20,8 @@ from bespokefl.core.task import Task
 from bespokefl.core.trees import flat
 from bespokefl.engines import Sequential, Vectorized
 from bespokefl.errors import InputError
-from bespokefl.experiment import run_experiment
+from bespokefl.experiments import resolve
+from bespokefl.experiments.running import run_experiment
 from bespokefl.federation.federation import Federation
 from bespokefl.federation.privacy import Privacy, PrivacySettings
 from bespokefl.federation.secret import chosen, normal_numbers
@@ -186,15 +186,15 @@ def test_the_section_needs_both_and_says_epsilon_in_the_summary(tmp_path: Path) 
     assert f"took part most did in {most} of 3 rounds" in summary["privacy_account"]
     alone = experiment([method], privacy={"clip": 1.0})
     with pytest.raises(InputError, match=r"privacy\.clip stands alone; privacy\.noise is needed"):
-        assembly.make_privacy(alone)
+        resolve.make_privacy(alone)
 
 
 def test_between_machines(tmp_path: Path) -> None:
     """Each client's own row is clipped, and the noise is the server's secret."""
     method = {"name": "ditto", "weights": "uniform"}
     quiet = experiment([method], privacy={"clip": 0.1, "noise": TINY})
-    data = assembly.load_data(quiet, 0)
-    here = assembly.make_federation(quiet, assembly.make_kit(quiet, quiet.algorithms[0], data), 0, data)
+    data = resolve.load_data(quiet, 0)
+    here = resolve.make_federation(quiet, resolve.make_kit(quiet, quiet.algorithms[0], data), 0, data)
     there = remote(quiet, Memory(shards(tmp_path, quiet, [[0, 1, 2], [3, 4]])), tmp_path)
     here.round()
     there.round()
@@ -231,8 +231,8 @@ def test_the_cohort_is_a_secret_of_the_server_that_its_checkpoint_repeats(tmp_pa
         return [federation.participation.of(t).tolist() for t in range(40)]
 
     one, other, seeded = start("a"), start("b"), start("c", cohort="seed")
-    data = assembly.load_data(it, 0)
-    here = assembly.make_federation(it, assembly.make_kit(it, it.algorithms[0], data), 0, data)
+    data = resolve.load_data(it, 0)
+    here = resolve.make_federation(it, resolve.make_kit(it, it.algorithms[0], data), 0, data)
     by_seed = [here.participation.of(t).tolist() for t in range(40)]
     assert (
         cohorts(seeded) == by_seed and by_seed not in (cohorts(one), cohorts(other)) and cohorts(one) != cohorts(other)

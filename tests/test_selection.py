@@ -5,7 +5,7 @@ import pytest
 
 from bespokefl.errors import InputError
 from bespokefl.evaluation.score import Score
-from bespokefl.selection import affordable, choose_rule, g_rows, s_rows
+from bespokefl.experiments.selection import affordable, choose_rule, g_rows, s_rows
 
 
 def test_rule() -> None:

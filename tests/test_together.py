@@ -10,10 +10,10 @@ import torch
 from tests.engines.seats import Counting
 from torch import nn
 
-from bespokefl.assembly import load_data
-from bespokefl.config_file import parse_experiment
 from bespokefl.engines import Engine, Sequential
-from bespokefl.experiment import Ending, Outcome, run_experiment, run_seeds, side_by_side
+from bespokefl.experiments.reading import parse_experiment
+from bespokefl.experiments.resolve import load_data
+from bespokefl.experiments.running import Ending, Outcome, run_experiment, run_seeds, side_by_side
 from bespokefl.interrupts import StopRequest
 from bespokefl.progress import Line, SideBySide
 from bespokefl.results.files import StoredRun, read_runs

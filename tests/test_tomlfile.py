@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bespokefl.tomlfile import dumps, key_lines, parse_value
+from bespokefl.results.tomlfile import dumps, key_lines, parse_value
 
 _text = st.text(st.characters(exclude_categories=["Cs"]))
 _scalars = st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False) | _text

@@ -15,11 +15,11 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from bespokefl import assembly
 from bespokefl.cli import app
-from bespokefl.config_file import experiment_document, parse_experiment, read_experiment
 from bespokefl.data import FederatedData, load
 from bespokefl.errors import InputError
+from bespokefl.experiments import resolve
+from bespokefl.experiments.reading import experiment_document, parse_experiment, read_experiment
 from bespokefl.federation.federation import Federation
 from bespokefl.interrupts import Interrupted
 from bespokefl.progress import LineReporter
@@ -124,8 +124,8 @@ def test_a_trial_is_a_plain_run_scored_on_what_was_held_out(tmp_path: Path) -> N
     for seed in (3, 5):
         data = without_test_samples(load(clients=6, max_samples=400, seed=seed), 0.3, seed)
         setting = experiment(train={"lr": 0.2})
-        task = assembly.make_task(setting, seed, data)
-        algorithm = assembly.make_algorithm(setting, setting.algorithms[0].model_copy(update={"name": "fedavg"}))
+        task = resolve.make_task(setting, seed, data)
+        algorithm = resolve.make_algorithm(setting, setting.algorithms[0].model_copy(update={"name": "fedavg"}))
         figures.append(Federation(task, data, algorithm, engine="sequential", seed=seed).run(3).summary())
     best = tuning.methods[0].best
     assert best is not None and best.rounds == 6
@@ -134,7 +134,7 @@ def test_a_trial_is_a_plain_run_scored_on_what_was_held_out(tmp_path: Path) -> N
 
 
 def test_test_labels_do_not_matter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = assembly.load_data
+    original = resolve.load_data
     grid = {"train.lr": [0.01, 0.1, 1.0, 3.0]}
     quick(tmp_path / "true", grid)
 
@@ -145,7 +145,7 @@ def test_test_labels_do_not_matter(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         y[rows] = (y[rows] + 1) % len(data.classes)
         return dataclasses.replace(data, y=y)
 
-    monkeypatch.setattr(assembly, "load_data", scrambled)
+    monkeypatch.setattr(resolve, "load_data", scrambled)
     quick(tmp_path / "scrambled", grid)
     assert stored(tmp_path / "true", "fedavg") == stored(tmp_path / "scrambled", "fedavg")
     assert (tmp_path / "true" / "tuned.toml").read_bytes() == (tmp_path / "scrambled" / "tuned.toml").read_bytes()

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from bespokefl.config_file import parse_experiment
 from bespokefl.engines import Vectorized
 from bespokefl.engines.base import Job, Result
+from bespokefl.experiments.reading import parse_experiment
 from bespokefl.federation.federation import Federation
 from bespokefl.interrupts import Interrupted
 from bespokefl.progress import LineReporter

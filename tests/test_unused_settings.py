@@ -11,12 +11,12 @@ import pytest
 import torch
 from rich.console import Console
 
-from bespokefl import assembly
 from bespokefl.algorithms import ALGORITHMS
-from bespokefl.config import Experiment
-from bespokefl.config_file import parse_experiment, parse_setting, read_experiment
 from bespokefl.errors import InputError
-from bespokefl.experiment import run_experiment
+from bespokefl.experiments import resolve
+from bespokefl.experiments.reading import parse_experiment, parse_setting, read_experiment
+from bespokefl.experiments.running import run_experiment
+from bespokefl.experiments.schema import Experiment
 from bespokefl.federation.federation import Federation
 from bespokefl.progress import LineReporter
 from bespokefl.tuning.space import read_spaces
@@ -81,7 +81,7 @@ def test_what_is_shared_is_said_and_recorded(tmp_path: Path) -> None:
 
     assert "finished before, skipped" in run(experiment, tmp_path / "out", resume=True)
     again = parse_experiment(config["pfedme"])
-    assert assembly.make_algorithm(again, again.algorithms[0]) == assembly.make_algorithm(
+    assert resolve.make_algorithm(again, again.algorithms[0]) == resolve.make_algorithm(
         experiment, experiment.algorithms[0]
     )
     run(again, tmp_path / "again")
@@ -122,10 +122,10 @@ def test_python_and_a_file_that_only_names_it_give_the_same_run(name: str) -> No
     keys = {"clients": 4, "max_samples": 80, "partition": "iid"}
     document = {"algorithms": [name], "data": keys, "model": {"name": "mlp", "hidden": [4]}}
     experiment = parse_experiment(document | {"train": {"participation": 0.75}})
-    data = assembly.load_data(experiment, 0)
-    module = assembly.make_module(experiment, 0, data)
-    kit = assembly.make_kit(experiment, experiment.algorithms[0], data)
-    of_file = assembly.make_federation(experiment, kit, 0, data)
+    data = resolve.load_data(experiment, 0)
+    module = resolve.make_module(experiment, 0, data)
+    kit = resolve.make_kit(experiment, experiment.algorithms[0], data)
+    of_file = resolve.make_federation(experiment, kit, 0, data)
     of_python = Federation(module, data, ALGORITHMS[name].cls(), participation=0.75)
     for federation in (of_file, of_python):
         federation.round()
@@ -138,5 +138,5 @@ def test_python_and_a_file_that_only_names_it_give_the_same_run(name: str) -> No
 def test_a_file_overrides_what_it_writes_and_nothing_else(name: str) -> None:
     own = ALGORITHMS[name].cls()
     experiment = parse_experiment({"algorithms": [name], "train": {"lr": 0.5, "batch_size": "full"}})
-    told = assembly.make_algorithm(experiment, experiment.algorithms[0])
+    told = resolve.make_algorithm(experiment, experiment.algorithms[0])
     assert {f.name for f in fields(own) if getattr(own, f.name) != getattr(told, f.name)} == {"lr", "batch_size"}

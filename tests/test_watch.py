@@ -12,12 +12,12 @@ from typer.testing import CliRunner
 
 from bespokefl.algorithms.fedavg import FedAvg
 from bespokefl.cli import app
-from bespokefl.config_file import parse_experiment
 from bespokefl.evaluation.divergence import what_diverged
 from bespokefl.evaluation.scoring import Evaluation
-from bespokefl.experiment import run_experiment
+from bespokefl.experiments.reading import parse_experiment
+from bespokefl.experiments.running import run_experiment
+from bespokefl.experiments.watch import Watch
 from bespokefl.progress import make_reporter
-from bespokefl.watch import Watch
 
 
 def line(round_: int, mean: float | None, failed: dict[str, str] | None = None) -> dict[str, Any]:

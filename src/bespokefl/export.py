@@ -16,15 +16,15 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from bespokefl import assembly
 from bespokefl.algorithms import Algorithm
 from bespokefl.core.model_programs import Outputs, network_outputs
 from bespokefl.core.task import Batch, Task
 from bespokefl.core.trees import Model
 from bespokefl.errors import InputError, RunError
-from bespokefl.restored import RestoredRun, restored_run
+from bespokefl.experiments import resolve
+from bespokefl.experiments.load_run import RestoredRun, restored_run
+from bespokefl.experiments.one_run import model_note
 from bespokefl.results.model_file import write_model
-from bespokefl.run import model_note
 
 ROWS = 64  # test samples that a file is checked on
 TOLERANCE = 1e-4  # of ONNX in float32, in units of the largest answer
@@ -92,7 +92,7 @@ def check_tensors(path: Path, model: Model, answers: Answers, x: Tensor) -> str:
 # ONNX ------------------------------------------------------------------------------------------------
 def write_onnx(run: RestoredRun, model: Model, outputs: Outputs, x: Tensor, path: Path) -> str:
     """The network with its weights, for any number of samples at once, checked with onnxruntime where that is there."""
-    module = assembly.make_module(run.experiment, run.seed, run.federation.data)
+    module = resolve.make_module(run.experiment, run.seed, run.federation.data)
     task = Task(module, head=run.experiment.model.head)  # in float32, whatever the run's precision
     one_network = getattr(outputs, "__func__", outputs) in (Algorithm.outputs, network_outputs)
     module = _with_weights(module, model) if one_network else _Answering(task, outputs, model)

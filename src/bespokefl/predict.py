@@ -15,8 +15,6 @@ from PIL import Image
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from bespokefl import assembly
-from bespokefl.config_file import read_experiment
 from bespokefl.core.losses import class_logits
 from bespokefl.core.trees import Model
 from bespokefl.data.headers import check_size
@@ -26,6 +24,8 @@ from bespokefl.data.sources.base import channels_first, read_image
 from bespokefl.data.sources.images import SUFFIXES
 from bespokefl.data.sources.npz import as_inputs, read_npz
 from bespokefl.errors import InputError
+from bespokefl.experiments import resolve
+from bespokefl.experiments.reading import read_experiment
 from bespokefl.export import Answers
 from bespokefl.results import files
 
@@ -130,9 +130,9 @@ def load_personal_model(folder: Path, client: int | None = None, device: str = "
     path = chosen(found, client)
     experiment = read_experiment(folder / files.CONFIG, [("engine.device", device)])
     (choice,), (seed,) = experiment.algorithms, experiment.seeds
-    data = assembly.load_data(experiment, seed)
-    task = assembly.make_task(experiment, seed, data).to(device)
-    answers = Answers(task, assembly.make_algorithm(experiment, choice).outputs)
+    data = resolve.load_data(experiment, seed)
+    task = resolve.make_task(experiment, seed, data).to(device)
+    answers = Answers(task, resolve.make_algorithm(experiment, choice).outputs)
     return PersonalModel(
         path,
         load_model(path),

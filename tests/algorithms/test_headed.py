@@ -10,11 +10,11 @@ from tests.flower import memory
 from torch import Tensor, nn
 
 from bespokefl.algorithms import build_algorithm
-from bespokefl.config_file import parse_experiment
 from bespokefl.core.task import Task
 from bespokefl.data import FederatedData
 from bespokefl.errors import InputError
-from bespokefl.experiment import prepare
+from bespokefl.experiments.reading import parse_experiment
+from bespokefl.experiments.running import prepare
 from bespokefl.federation.federation import Federation
 
 METHODS = ("fedrod", "fedhkd", "splitgp")

@@ -8,9 +8,9 @@ import pytest
 import torch
 from rich.console import Console
 
-from bespokefl.config_file import parse_experiment
 from bespokefl.engines.peak import PeakMemory
-from bespokefl.experiment import run_experiment
+from bespokefl.experiments.reading import parse_experiment
+from bespokefl.experiments.running import run_experiment
 from bespokefl.progress import LineReporter
 
 CPU, MIB = torch.device("cpu"), 2**20

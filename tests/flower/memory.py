@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from bespokefl.config import Experiment
-from bespokefl.config_file import parse_experiment
+from bespokefl.experiments.reading import parse_experiment
+from bespokefl.experiments.schema import Experiment
 from bespokefl.flower.envelope import LATE, Envelope, Handler, Reply
 from bespokefl.flower.remote import RemoteFederation
 from bespokefl.flower.roster import Roster

@@ -8,10 +8,10 @@ import pytest
 import torch
 from tests.flower.memory import Memory, experiment, remote, shards
 
-from bespokefl import assembly
 from bespokefl.algorithms import ALGORITHMS
-from bespokefl.config import Experiment
-from bespokefl.config_file import parse_experiment
+from bespokefl.experiments import resolve
+from bespokefl.experiments.reading import parse_experiment
+from bespokefl.experiments.schema import Experiment
 from bespokefl.federation.federation import Federation
 from bespokefl.flower.remote import RemoteFederation
 
@@ -19,8 +19,8 @@ HOSTED = [[0, 3], [4], [1, 2]]
 
 
 def simulated(it: Experiment) -> Federation:
-    data = assembly.load_data(it, 0)
-    return assembly.make_federation(it, assembly.make_kit(it, it.algorithms[0], data), 0, data)
+    data = resolve.load_data(it, 0)
+    return resolve.make_federation(it, resolve.make_kit(it, it.algorithms[0], data), 0, data)
 
 
 def of_server(federation: Federation | RemoteFederation) -> dict[str, torch.Tensor]:

@@ -14,8 +14,8 @@ pytest.importorskip("flwr", reason="needs flwr: pip install bespokefl[flower]")
 from rich.console import Console
 from tests.flower.commands import nothing_left, processes, running
 
-from bespokefl.config_file import read_experiment
-from bespokefl.experiment import run_experiment
+from bespokefl.experiments.reading import read_experiment
+from bespokefl.experiments.running import run_experiment
 from bespokefl.progress import LineReporter
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="looks into /proc")

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from tests.flower.memory import Memory, Notes, experiment, shards
 
-from bespokefl.config import Experiment
 from bespokefl.errors import InputError
-from bespokefl.experiment import run_experiment
+from bespokefl.experiments.running import run_experiment
+from bespokefl.experiments.schema import Experiment
 from bespokefl.flower.server import serve
 from bespokefl.report.publish import publish
 from bespokefl.results.files import read_csv, read_rounds, read_runs

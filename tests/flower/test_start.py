@@ -10,8 +10,8 @@ import pytest
 from tests.flower.memory import Memory, Notes, experiment, remote, shards
 from tests.flower.test_hostile import Lie, entry, head
 
-from bespokefl.config import Experiment
 from bespokefl.errors import RunError
+from bespokefl.experiments.schema import Experiment
 from bespokefl.flower.envelope import Envelope
 from bespokefl.flower.roster import Roster
 from bespokefl.flower.server import serve

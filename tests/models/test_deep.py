@@ -11,12 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bespokefl.assembly import make_module
-from bespokefl.config_file import parse_experiment
 from bespokefl.core.layer_groups import layers_of
 from bespokefl.core.task import Batch, Task
 from bespokefl.data import FederatedData
 from bespokefl.errors import InputError
+from bespokefl.experiments.reading import parse_experiment
+from bespokefl.experiments.resolve import make_module
 from bespokefl.models import MODELS, build
 from bespokefl.models.nfresnet import RELU_GAIN, NormFreeBlock, StandardisedConv2d
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from bespokefl.config import Contradiction, PaperSection
+from bespokefl.experiments.schema import Contradiction, PaperSection
 from bespokefl.reproduce.block import cells_text, outside_text, rows, sentences
 from bespokefl.reproduce.cells import Column, by_seed, numbers_printed, paper_columns
 from bespokefl.reproduce.comparison import Comparison, SettingResult

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from bespokefl.config_file import read_experiment
 from bespokefl.errors import InputError
 from bespokefl.evaluation.metrics import summarise
-from bespokefl.experiment import run_experiment
+from bespokefl.experiments.reading import read_experiment
+from bespokefl.experiments.running import run_experiment
 from bespokefl.progress import make_reporter
 from bespokefl.reproduce.digest import Made, digest_runs, figure, measured, read_digest, superseded, write_digest
 from bespokefl.reproduce.measures import check, measure

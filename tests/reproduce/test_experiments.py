@@ -12,17 +12,17 @@ import pytest
 from docs.make_reproduce import COMMAND, PAGE, filled
 from typer.testing import CliRunner
 
-from bespokefl import assembly
 from bespokefl.algorithms.pfedhn import HyperNetworked
 from bespokefl.cli import app
-from bespokefl.config import Part
-from bespokefl.config_file import read_parts
 from bespokefl.data import SOURCES
+from bespokefl.experiments import resolve
+from bespokefl.experiments.paper_numbers import read_paper
+from bespokefl.experiments.reading import read_parts
+from bespokefl.experiments.schema import Part
+from bespokefl.experiments.small_scale import read_set_up, set_ups
 from bespokefl.models import MODELS
 from bespokefl.reproduce import measures
 from bespokefl.reproduce.cells import paper_numbers
-from bespokefl.reproduce.printed import read_paper
-from bespokefl.scale import read_set_up, set_ups
 from bespokefl.tuning.space import read_spaces
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -61,7 +61,7 @@ def test_it_can_be_read_and_names_what_exists(name: str) -> None:
         experiment = part.experiment
         assert experiment.model.name in MODELS
         for choice in experiment.algorithms:
-            assembly.make_algorithm(experiment, choice)
+            resolve.make_algorithm(experiment, choice)
         assert read_spaces(experiment)
         measures.check(experiment.paper.metrics)
         assert experiment.paper.title and experiment.paper.source
@@ -75,7 +75,7 @@ def test_hypernetworks_that_are_compared_are_alike(name: str) -> None:
     shared = [field.name for field in fields(HyperNetworked)]
     compared = 0
     for part in parts(name):
-        built = [assembly.make_algorithm(part.experiment, choice) for choice in part.experiment.algorithms]
+        built = [resolve.make_algorithm(part.experiment, choice) for choice in part.experiment.algorithms]
         found = [algorithm for algorithm in built if isinstance(algorithm, HyperNetworked)]
         compared += len(found) == 2
         assert all(getattr(algorithm, key) == getattr(found[0], key) for algorithm in found for key in shared)
@@ -159,13 +159,13 @@ FEW = ("lgmix-figure2c",)  # which varies the number of clients itself
 def test_the_small_scale_means_something(name: str) -> None:
     for part in parts(name, "small"):
         one, set_up = part.experiment, read_set_up(part.set_up)
-        data = assembly.load_data(one, 0)
+        data = resolve.load_data(one, 0)
         assert name in FEW or data.clients >= 20
         assert name in FEW or round(data.clients * one.train.participation) >= 5
         assert one.seeds == (0, 1, 2) and one.eval.every == 1
         assert set_up.rates is not None
         for choice in one.algorithms:
-            assert assembly.make_algorithm(one, choice).lr == set_up.rates[choice.name], choice.label
+            assert resolve.make_algorithm(one, choice).lr == set_up.rates[choice.name], choice.label
         if one.eval.target is not None:
             assert one.eval.target == set_up.target and 0.2 < one.eval.target < 1
 

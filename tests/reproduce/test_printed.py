@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from bespokefl.config import Origin, PaperSection
-from bespokefl.config_file import parse_parts, read_parts
 from bespokefl.errors import InputError
-from bespokefl.reproduce import printed
+from bespokefl.experiments import paper_numbers
+from bespokefl.experiments.paper_numbers import paper_names, read_paper, table_names, with_printed
+from bespokefl.experiments.reading import parse_parts, read_parts
+from bespokefl.experiments.schema import Origin, PaperSection
 from bespokefl.reproduce.measures import measure
-from bespokefl.reproduce.printed import paper_names, read_paper, table_names, with_printed
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT.parent / "shared" / "papers"
@@ -166,10 +166,10 @@ def test_a_table_that_is_not_there_is_refused(paper: dict[str, Any], message: st
 def test_every_number_is_one_that_we_can_measure(table: str) -> None:
     name, key = table.split(".")
     document = read_paper(name)
-    for setting in printed.settings_of(document[key]):
+    for setting in paper_numbers.settings_of(document[key]):
         for row in document[key][setting]:
-            for cell in printed.printed(document, key, printed.Place(setting, row)):
-                assert cell.metric in printed.NOT_FILLED or measure(cell.metric)
+            for cell in paper_numbers.printed(document, key, paper_numbers.Place(setting, row)):
+                assert cell.metric in paper_numbers.NOT_FILLED or measure(cell.metric)
 
 
 def reached() -> dict[str, set[str]]:
@@ -189,9 +189,9 @@ def reached() -> dict[str, set[str]]:
                 entry = read_paper(name)[table].get(setting or part.name, {}).get(row)
                 if entry is None:
                     continue
-                where = printed.Place(setting or part.name, row)
-                for cell in printed.printed(read_paper(name), table, where):
-                    if cell.metric in printed.NOT_FILLED:
+                where = paper_numbers.Place(setting or part.name, row)
+                for cell in paper_numbers.printed(read_paper(name), table, where):
+                    if cell.metric in paper_numbers.NOT_FILLED:
                         continue
                     lost = math.isnan(cell.value)
                     assert lost == (f"{cell.metric}/{choice.label}" in paper.lost)
@@ -207,10 +207,10 @@ def test_every_cell_is_taken_by_exactly_one_item() -> None:
         f"{name}.{table}/{setting}/{row}/{cell.metric}"
         for name in paper_names()
         for table in table_names(name)
-        for setting in printed.settings_of(read_paper(name)[table])
+        for setting in paper_numbers.settings_of(read_paper(name)[table])
         for row in read_paper(name)[table][setting]
-        for cell in printed.printed(read_paper(name), table, printed.Place(setting, row))
-        if cell.metric not in printed.NOT_FILLED
+        for cell in paper_numbers.printed(read_paper(name), table, paper_numbers.Place(setting, row))
+        if cell.metric not in paper_numbers.NOT_FILLED
     }
     assert not cells - found.keys(), "lost"
     assert found.keys() == cells

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 import bespokefl
 from bespokefl.cli import app
-from bespokefl.config_file import parse_experiment
+from bespokefl.experiments.reading import parse_experiment
 from bespokefl.reproduce.comparison import departures
 from bespokefl.results.files import TIMED_KEYS
 

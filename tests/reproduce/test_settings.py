@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from bespokefl.config_file import parse_experiment, read_experiment, read_parts
 from bespokefl.errors import InputError
-from bespokefl.overrides import overlaid
-from bespokefl.scale import read_set_up
+from bespokefl.experiments.overrides import overlaid
+from bespokefl.experiments.reading import parse_experiment, read_experiment, read_parts
+from bespokefl.experiments.small_scale import read_set_up
 
 FILE = """
 seeds = [0, 1]

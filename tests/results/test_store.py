@@ -343,7 +343,9 @@ def test_without_duckdb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_what_is_loaded_when() -> None:
     """Runs start without duckdb, and questions are answered without torch."""
-    code = "import sys, bespokefl.results.store; assert 'torch' not in sys.modules; import bespokefl.run; "
+    code = (
+        "import sys, bespokefl.results.store; assert 'torch' not in sys.modules; import bespokefl.experiments.one_run; "
+    )
     subprocess.run([sys.executable, "-c", code + "assert 'duckdb' not in sys.modules"], check=True)
 
 

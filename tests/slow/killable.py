@@ -21,7 +21,14 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 PAUSE = 0.01  # seconds, in the middle of a write
-IMPORTS = ("bespokefl.cli", "bespokefl.experiment", "bespokefl.report.content", "torch._dynamo", "duckdb", "sklearn")
+IMPORTS = (
+    "bespokefl.cli",
+    "bespokefl.experiments.running",
+    "bespokefl.report.content",
+    "torch._dynamo",
+    "duckdb",
+    "sklearn",
+)
 
 
 class Ended(NamedTuple):
@@ -133,7 +140,7 @@ OPEN = io.open
 
 def slow_down(writes: Writes) -> None:
     """From now on. safetensors writes a checkpoint, and duckdb results.parquet, which is opened to be flushed."""
-    from bespokefl import checkpoint
+    from bespokefl.experiments import checkpoint
 
     save_file = checkpoint.save_file
 

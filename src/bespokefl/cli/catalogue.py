@@ -18,7 +18,7 @@ def list_(
     as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
 ) -> None:
     """List what there is of a kind: algorithms, datasets, models, partitions or experiments."""
-    from bespokefl.catalogue import listing
+    from bespokefl.experiments.listing import listing
 
     entries = listing(kind, name)
     if as_json:
@@ -65,6 +65,6 @@ def bench(
     repeats: Annotated[int, typer.Option(metavar="N", help="Rounds of each contender.")] = 5,
 ) -> None:
     """Measure speed, as ratios in one run."""
-    from bespokefl.bench import DEFAULT, main
+    from bespokefl.experiments.bench import DEFAULT, main
 
     main(which or DEFAULT, device=device, clients=clients, steps=steps, ragged=ragged, repeats=repeats)

@@ -16,8 +16,8 @@ from bespokefl.plain import printable
 from bespokefl.progress import make_console
 
 if TYPE_CHECKING:  # imported where they are needed: torch takes seconds, and `bespoke --help` must not
-    from bespokefl.experiment import Outcome
-    from bespokefl.overrides import Setting
+    from bespokefl.experiments.overrides import Setting
+    from bespokefl.experiments.running import Outcome
 
 FAILED, WRONG_INPUT, DIVERGED = 1, 2, 3
 DEMO = Path(__file__).parents[1] / "demo.toml"
@@ -101,7 +101,7 @@ def given_settings(
     more: Mapping[str, Any] | None = None,
 ) -> "list[Setting]":
     """What --set and its shortcuts say."""
-    from bespokefl.config_file import parse_setting
+    from bespokefl.experiments.reading import parse_setting
 
     given = [parse_setting(text) for text in settings or ()]
     seeds = None if seed is None else [seed]

@@ -109,7 +109,7 @@ def server(
 
     require_flower()
     from bespokefl.cli.common import given_settings
-    from bespokefl.config_file import read_experiment
+    from bespokefl.experiments.reading import read_experiment
     from bespokefl.flower.certs import own_names
     from bespokefl.flower.federate import run_server
     from bespokefl.flower.host import Hosting

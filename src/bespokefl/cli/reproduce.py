@@ -49,7 +49,7 @@ def reproduce(
     seed: SeedOption = None,
 ) -> None:
     """Run an experiment that `bespoke list experiments` names, and print ours beside the paper's numbers."""
-    from bespokefl.catalogue import experiment_file
+    from bespokefl.experiments.listing import experiment_file
     from bespokefl.reproduce.study import Request, reproduce
     from bespokefl.reproduce.tables import print_comparison
 

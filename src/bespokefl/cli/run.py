@@ -24,8 +24,8 @@ from bespokefl.cli.common import (
 from bespokefl.progress import make_console
 
 if TYPE_CHECKING:
-    from bespokefl.config import Experiment
-    from bespokefl.experiment import Outcome
+    from bespokefl.experiments.running import Outcome
+    from bespokefl.experiments.schema import Experiment
 
 
 @guarded
@@ -40,7 +40,7 @@ def run(
     track: Track = None,
 ) -> None:
     """Run the algorithms of an experiment's file (without one, a demonstration), and compare them."""
-    from bespokefl.config_file import read_parts
+    from bespokefl.experiments.reading import read_parts
 
     path = experiment or DEMO
     folder = out or Path("runs") / path.stem
@@ -55,7 +55,7 @@ def run(
 
 def _run(experiment: "Experiment", out: Path, resume: bool) -> "Outcome":
     """Run, print the table, and say where the files are."""
-    from bespokefl.experiment import run_experiment
+    from bespokefl.experiments.running import run_experiment
     from bespokefl.progress import make_reporter
 
     outcome = run_experiment(experiment, out, resume=resume, reporter=make_reporter(make_console(stderr=True)))

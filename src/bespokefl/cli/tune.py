@@ -36,7 +36,7 @@ def tune(
     seed: SeedOption = None,
 ) -> None:
     """Choose every method's hyper-parameters by validation accuracy."""
-    from bespokefl.config_file import read_experiment
+    from bespokefl.experiments.reading import read_experiment
     from bespokefl.progress import make_reporter
     from bespokefl.tuning import tune as tune_experiment
     from bespokefl.tuning.table import rich_table

@@ -23,7 +23,7 @@ client_app = ClientApp()
 @server_app.main()
 def serve(grid: Grid, context: Context) -> None:
     """Runs the experiment that the run's configuration names."""
-    from bespokefl.config_file import read_experiment
+    from bespokefl.experiments.reading import read_experiment
     from bespokefl.flower import server
     from bespokefl.progress import LineReporter, make_console
 

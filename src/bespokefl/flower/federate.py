@@ -10,11 +10,11 @@ from pathlib import Path
 
 from flwr.serverapp import Grid
 
-from bespokefl.assembly import load_data
-from bespokefl.config import Experiment
-from bespokefl.config_file import parse_setting, read_experiment
 from bespokefl.errors import InputError
-from bespokefl.experiment import Outcome
+from bespokefl.experiments.reading import parse_setting, read_experiment
+from bespokefl.experiments.resolve import load_data
+from bespokefl.experiments.running import Outcome
+from bespokefl.experiments.schema import Experiment
 from bespokefl.flower.certs import make_certificates
 from bespokefl.flower.host import LOCAL, Hosting, SuperLink, free_port, hosted
 from bespokefl.flower.place import Place, shares

@@ -10,8 +10,6 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
-from bespokefl import assembly
-from bespokefl.config import Experiment
 from bespokefl.core.program import Rows
 from bespokefl.data import Dataset, FederatedData
 from bespokefl.data.inputs import KINDS, InputKind, kind_of
@@ -19,6 +17,8 @@ from bespokefl.data.normalisation import NORMALISATIONS, Moments, normalise_and_
 from bespokefl.data.sources import load_dataset
 from bespokefl.data.splits import SPLITS, Splits, check_fractions, split_client
 from bespokefl.errors import InputError
+from bespokefl.experiments import resolve
+from bespokefl.experiments.schema import Experiment
 from bespokefl.federation.attacks import Attack
 from bespokefl.flower.refusal import Refused
 from bespokefl.results.files import write_atomically
@@ -85,7 +85,7 @@ class Simulated:
     def _load(self, seed: int) -> FederatedData:
         if seed in self._loaded:
             return self._loaded[seed]
-        data = assembly.load_data(self.experiment, seed)
+        data = resolve.load_data(self.experiment, seed)
         outside = [c for c in self.clients if not 0 <= c < data.clients]
         if outside:
             raise InputError(f"clients = {outside}: the experiment has clients 0 to {data.clients - 1}")

@@ -24,8 +24,8 @@ class Place:
     limits: tuple[str, ...] = ()  # what it puts up with, KEY=VALUE, where not the usual
 
     def open(self) -> "Silo":
-        from bespokefl.assembly import load_data
-        from bespokefl.config_file import parse_setting, read_experiment
+        from bespokefl.experiments.reading import parse_setting, read_experiment
+        from bespokefl.experiments.resolve import load_data
         from bespokefl.flower.silo import open_silo
 
         if bool(self.data) == bool(self.experiment):

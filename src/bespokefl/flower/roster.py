@@ -13,9 +13,9 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from bespokefl.config import Experiment, FederationSection
 from bespokefl.data.splits import SPLITS
 from bespokefl.errors import RunError
+from bespokefl.experiments.schema import Experiment, FederationSection
 from bespokefl.flower import limits
 from bespokefl.flower.answers import greeting
 from bespokefl.flower.census import NOBODY, RemoteCensus, all_classes, fitting, kind_of

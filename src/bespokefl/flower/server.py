@@ -6,11 +6,16 @@ from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 
-from bespokefl import assembly, models
+from bespokefl import models
 from bespokefl.algorithms import ALGORITHMS, Algorithm
-from bespokefl.config import AlgorithmChoice, CheckpointSection, Document, Experiment
 from bespokefl.errors import InputError
-from bespokefl.experiment import Outcome, make_folder, make_plan, run_planned, tracked, unused_settings
+from bespokefl.experiments import resolve
+from bespokefl.experiments.lock import working_in
+from bespokefl.experiments.one_run import RunPlan
+from bespokefl.experiments.resuming import examine
+from bespokefl.experiments.running import Outcome, make_folder, make_plan, run_planned, tracked, unused_settings
+from bespokefl.experiments.schema import AlgorithmChoice, CheckpointSection, Document, Experiment
+from bespokefl.experiments.selection import choose_rule
 from bespokefl.federation.attacks import Attack
 from bespokefl.flower.census import RemoteCensus
 from bespokefl.flower.envelope import Transport
@@ -18,13 +23,9 @@ from bespokefl.flower.remote import RemoteFederation
 from bespokefl.flower.roster import Roster
 from bespokefl.flower.suitability import Suitability
 from bespokefl.interrupts import Interrupted, stop_on_signals
-from bespokefl.lock import working_in
 from bespokefl.progress import Reporter
 from bespokefl.results.files import write_csv
 from bespokefl.results.partition import SPLITS, partition_file
-from bespokefl.resuming import examine
-from bespokefl.run import RunPlan
-from bespokefl.selection import choose_rule
 from bespokefl.tracking import make_tracking
 
 
@@ -79,14 +80,14 @@ def make_federation(
     experiment: Experiment, choice: AlgorithmChoice, seed: int, census: RemoteCensus, roster: Roster
 ) -> RemoteFederation:
     """One run of the experiment on the silos of a roster."""
-    algorithm, task = assembly.make_algorithm(experiment, choice), assembly.make_task(experiment, seed, census)
+    algorithm, task = resolve.make_algorithm(experiment, choice), resolve.make_task(experiment, seed, census)
     model = experiment.model
     agreement = {
         "algorithm": choice.name,
         "hyper": _plain_hyper(algorithm),
         "seed": seed,
         "model": {"name": model.name, "head": model.head, "options": model.options},
-        "loss": assembly.chosen_loss(experiment, census),
+        "loss": resolve.chosen_loss(experiment, census),
         "precision": experiment.engine.precision,
         "classes": list(census.classes),
         "input_shape": list(census.input_shape),
@@ -106,7 +107,7 @@ def make_federation(
         seed=seed,
         participation=experiment.train.participation,
         attack=Attack(**experiment.attack.model_dump()),
-        privacy=assembly.make_privacy(experiment),
+        privacy=resolve.make_privacy(experiment),
     )
 
 
@@ -120,9 +121,9 @@ def _plan(experiment: Experiment, choice: AlgorithmChoice, seed: int, census: Re
     section = experiment.data
     root = None if section.root is None else os.path.abspath(os.path.expanduser(section.root))
     about = {**section.model_dump(exclude={"options"}), **section.options, "root": root, "clients": census.clients}
-    about["seed"] = assembly.data_seed(experiment, seed)
-    task = assembly.make_task(experiment, seed, census)
-    document = assembly.resolved_with(about, experiment, choice, seed, census, task)
+    about["seed"] = resolve.data_seed(experiment, seed)
+    task = resolve.make_task(experiment, seed, census)
+    document = resolve.resolved_with(about, experiment, choice, seed, census, task)
     document["federation"] = experiment.federation.model_dump()
     plan = make_plan(experiment, choice, seed, out, document, census)
     return replace(plan, checkpoint=CheckpointSection(every=1))
@@ -133,8 +134,8 @@ def _check(experiment: Experiment) -> None:
     """What cannot be done between machines is refused before anybody connects."""
     for choice in experiment.algorithms:
         with experiment.origin.located(choice.key):
-            algorithm = assembly.make_algorithm(experiment, choice)
-            assembly.refuse_unused(experiment, choice)
+            algorithm = resolve.make_algorithm(experiment, choice)
+            resolve.refuse_unused(experiment, choice)
             if choice.name not in ALGORITHMS:
                 raise InputError(
                     f"algorithm.name = {choice.name!r}: silos run registered methods only, never code from a server."
@@ -143,7 +144,7 @@ def _check(experiment: Experiment) -> None:
                 raise InputError(
                     f"algorithm.name = {choice.name!r} cannot run in a real federation: {algorithm.why_not_apart}."
                 )
-    assembly.make_privacy(experiment)
+    resolve.make_privacy(experiment)
     if experiment.model.name not in models.MODELS:
         raise InputError(
             f"model.name = {experiment.model.name!r}: silos build registered models only, never code from a server."

@@ -17,7 +17,6 @@ import torch
 from safetensors.torch import load_file, save
 
 from bespokefl import __version__
-from bespokefl.config import Experiment
 from bespokefl.core import trees
 from bespokefl.core.model_programs import network_outputs
 from bespokefl.core.program import Order
@@ -25,6 +24,7 @@ from bespokefl.core.trees import Model, Tree
 from bespokefl.data.splits import SPLITS
 from bespokefl.engines import build_engine
 from bespokefl.errors import BespokeError, InputError
+from bespokefl.experiments.schema import Experiment
 from bespokefl.flower import limits
 from bespokefl.flower.envelope import Array, Envelope
 from bespokefl.flower.holdings import Holdings, Own, Simulated

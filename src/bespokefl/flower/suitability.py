@@ -6,11 +6,12 @@ from typing import Any
 
 import torch
 
-from bespokefl import assembly, models
-from bespokefl.config import Experiment
+from bespokefl import models
 from bespokefl.engines.base import Resident
 from bespokefl.errors import BespokeError, InputError
 from bespokefl.evaluation.fit import check_fit
+from bespokefl.experiments import resolve
+from bespokefl.experiments.schema import Experiment
 from bespokefl.flower import limits
 from bespokefl.flower.census import Kind, RemoteCensus, kind_of
 from bespokefl.flower.expectation import made_up
@@ -46,6 +47,6 @@ class Suitability:
         if (size := sum(math.prod(p.shape) for p in counted.parameters())) > Limits().parameters:
             raise InputError(f"the model would have {size:,} parameters; at most {Limits().parameters:,} are accepted")
         census = RemoteCensus(("",), classes, kind.input_shape, kind.target, kind.inputs, {}, ("",))
-        task = assembly.make_task(self._experiment, self._seed, census)
+        task = resolve.make_task(self._experiment, self._seed, census)
         sample = made_up(kind.input_shape, classes, kind.target, kind.inputs)
         check_fit(task, sample, Resident(sample.x, sample.y, torch.device("cpu"), task.dtype))

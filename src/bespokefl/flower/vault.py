@@ -17,11 +17,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
-from bespokefl.checkpoint import separate
 from bespokefl.core import trees
 from bespokefl.core.tree_io import pack, unpack
 from bespokefl.core.trees import Tree
 from bespokefl.errors import RunError
+from bespokefl.experiments.checkpoint import separate
 from bespokefl.flower.envelope import Envelope
 from bespokefl.flower.refusal import Refused
 from bespokefl.results.files import read_json, write_atomically

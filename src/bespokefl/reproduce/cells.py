@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from bespokefl.config import PaperSection
+from bespokefl.experiments.schema import PaperSection
 from bespokefl.reproduce.measures import in_table_units, measure
 from bespokefl.reproduce.ordering import Method
 from bespokefl.reproduce.verdict import Tally, tally

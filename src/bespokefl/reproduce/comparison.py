@@ -6,17 +6,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bespokefl.config import Experiment, PaperSection, Part
-from bespokefl.config_file import experiment_document
+from bespokefl.experiments.one_run import RunPlan
+from bespokefl.experiments.reading import experiment_document
+from bespokefl.experiments.resuming import differences
+from bespokefl.experiments.schema import Experiment, PaperSection, Part
+from bespokefl.experiments.small_scale import read_set_up
 from bespokefl.reproduce.cells import Cell, Column, by_seed, paper_columns
 from bespokefl.reproduce.measures import measure
 from bespokefl.reproduce.verdict import Tally, total
 from bespokefl.results.files import CONFIG, StoredRun, read_runs
 from bespokefl.results.methods import BASELINE
 from bespokefl.results.table import caption
-from bespokefl.resuming import differences
-from bespokefl.run import RunPlan
-from bespokefl.scale import read_set_up
 
 SHARED = (
     "data",

@@ -19,12 +19,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from bespokefl import assembly
-from bespokefl.config import Experiment
 from bespokefl.data import FederatedData
 from bespokefl.engines.memory import share_card
 from bespokefl.errors import in_short
-from bespokefl.experiment import Ending, Outcome, explain, run_seeds
+from bespokefl.experiments import resolve
+from bespokefl.experiments.running import Ending, Outcome, explain, run_seeds
+from bespokefl.experiments.schema import Experiment
 from bespokefl.interrupts import Interrupted, StopRequest
 from bespokefl.progress import Line, Reporter
 from bespokefl.results import files
@@ -47,7 +47,7 @@ class Job:
 
 def gpus(experiment: Experiment) -> list[str]:
     """The GPUs to share among workers, as CUDA_VISIBLE_DEVICES names them; none where the experiment uses no GPU."""
-    if assembly.make_engine(experiment).device.type != "cuda":
+    if resolve.make_engine(experiment).device.type != "cuda":
         return []
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     names = visible.split(",") if visible else [str(number) for number in range(torch.cuda.device_count())]
@@ -253,7 +253,7 @@ def _do(
     for seed in job.folders:
         try:
             if (job.out, seed) not in held:
-                held[job.out, seed] = assembly.load_data(job.experiment, seed)
+                held[job.out, seed] = resolve.load_data(job.experiment, seed)
             if seed in job.describes:
                 write_partition(partition_file(job.out, seed), held[job.out, seed])
             data[seed] = held[job.out, seed]

@@ -9,25 +9,25 @@ from pathlib import Path
 
 from rich.console import Console
 
-from bespokefl.config import DataNote, Experiment, Part
-from bespokefl.config_file import SETTING, read_parts
 from bespokefl.data import SOURCES
 from bespokefl.data.sources.base import FilesMissing
 from bespokefl.errors import InputError
-from bespokefl.experiment import Outcome, at_once, prepare, run_experiment
+from bespokefl.experiments.lock import working_in
+from bespokefl.experiments.one_run import RunPlan
+from bespokefl.experiments.overrides import Setting
+from bespokefl.experiments.paper_numbers import merged
+from bespokefl.experiments.reading import SETTING, read_parts
+from bespokefl.experiments.running import Outcome, at_once, prepare, run_experiment
+from bespokefl.experiments.schema import DataNote, Experiment, Part
+from bespokefl.experiments.small_scale import Scale
 from bespokefl.interrupts import stop_on_signals
-from bespokefl.lock import working_in
-from bespokefl.overrides import Setting
 from bespokefl.progress import Countdown, Reporter, make_reporter, several_reporters
 from bespokefl.reproduce import measures, tables
 from bespokefl.reproduce.cells import numbers_printed
 from bespokefl.reproduce.comparison import Comparison, Elsewhere, SettingResult, compare_setting, to_json
 from bespokefl.reproduce.pool import Job, free_workers, run_jobs
-from bespokefl.reproduce.printed import merged
 from bespokefl.results import files
-from bespokefl.run import RunPlan
-from bespokefl.scale import Scale
-from bespokefl.tomlfile import dumps
+from bespokefl.results.tomlfile import dumps
 
 MARKDOWN, JSON = "comparison.md", "comparison.json"
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from bespokefl.tomlfile import dumps
+from bespokefl.results.tomlfile import dumps
 from bespokefl.tracking.base import State, TrackedRun, TrackSettings, final_figures
 
 FOLDER = "tensorboard"

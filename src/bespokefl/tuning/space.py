@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from bespokefl.assembly import OF_THE_RUN, make_algorithm
-from bespokefl.config import AlgorithmChoice, Document, Experiment, Section, TrainSection
 from bespokefl.core.acting import conditions
 from bespokefl.core.hyper import checked
 from bespokefl.core.rng import stream
 from bespokefl.errors import InputError, unknown_name
+from bespokefl.experiments.resolve import OF_THE_RUN, make_algorithm
+from bespokefl.experiments.schema import AlgorithmChoice, Document, Experiment, Section, TrainSection
 
 Value = bool | int | float | str
 Parameters = dict[str, Value]  # by key, such as "train.lr"

@@ -7,11 +7,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from bespokefl.config import Document
 from bespokefl.errors import InputError
+from bespokefl.experiments.resuming import differences
+from bespokefl.experiments.schema import Document
 from bespokefl.results.files import read_json, write_atomically
-from bespokefl.resuming import differences
-from bespokefl.tomlfile import dumps
+from bespokefl.results.tomlfile import dumps
 from bespokefl.tuning.space import Parameters, Space
 
 

@@ -9,22 +9,22 @@ from typing import Literal
 
 from rich.console import Console
 
-from bespokefl import assembly
-from bespokefl.config import AlgorithmChoice, Experiment
-from bespokefl.config_file import experiment_document
 from bespokefl.data import FederatedData
 from bespokefl.engines import Engine
 from bespokefl.engines.peak import PeakMemory
 from bespokefl.engines.variants import Variants
 from bespokefl.errors import InputError, in_short
-from bespokefl.experiment import make_folder, make_plan, side_by_side
+from bespokefl.experiments import resolve
+from bespokefl.experiments.lock import working_in
+from bespokefl.experiments.one_run import Run, RunPlan
+from bespokefl.experiments.reading import experiment_document
+from bespokefl.experiments.running import make_folder, make_plan, side_by_side
+from bespokefl.experiments.schema import AlgorithmChoice, Experiment
+from bespokefl.experiments.selection import Rule, choose_rule
 from bespokefl.interrupts import Interrupted, StopRequest, stop_on_signals
-from bespokefl.lock import working_in
 from bespokefl.progress import LineReporter, Reporter, SideBySide
 from bespokefl.results import files
-from bespokefl.run import Run, RunPlan
-from bespokefl.selection import Rule, choose_rule
-from bespokefl.tomlfile import dumps
+from bespokefl.results.tomlfile import dumps
 from bespokefl.tuning.space import Space, chosen, read_spaces
 from bespokefl.tuning.study import Proposal, need_optuna, propose
 from bespokefl.tuning.trials import Trial, TrialFile, best_of
@@ -88,7 +88,7 @@ def tune(experiment: Experiment, out: Path, *, resume: bool = False, reporter: R
     best = {method.label: method.best for method in methods}
     choices = [(choice, best[choice.label]) for choice in experiment.algorithms]
     picked = (chosen(choice, trial.parameters) if trial else choice for choice, trial in choices)
-    tuned = replace(experiment, algorithms=tuple(assembly.without_unused(experiment, choice) for choice in picked))
+    tuned = replace(experiment, algorithms=tuple(resolve.without_unused(experiment, choice) for choice in picked))
     tuning = Tuning(methods, tuner.criterion, tuned, out / TUNED)
     files.write_atomically(tuning.file, "".join(_tuned_lines(tuning)))
     return tuning
@@ -116,32 +116,32 @@ class _Tuner:
             self.spaces = read_spaces(experiment)
             if self.section.prune or not all(space.is_grid for space in self.spaces.values()):
                 need_optuna()
-            assembly.make_engine(experiment)
-            loaded = {seed: assembly.load_data(self.experiment, seed) for seed in seeds}
+            resolve.make_engine(experiment)
+            loaded = {seed: resolve.load_data(self.experiment, seed) for seed in seeds}
             rule = choose_rule(experiment.eval.select, validated=has_validation(loaded[seeds[0]]))
             self.data = {seed: self._without_test(seed, data) for seed, data in loaded.items()}
         held_out = None if has_validation(loaded[seeds[0]]) else self.section.val
         self.criterion = Criterion(self.section.metric, held_out, self.experiment.train.rounds, rule, seeds)
         for choice in experiment.algorithms:
             with experiment.origin.located(choice.key):
-                assembly.refuse_unused(self.experiment, choice)
+                resolve.refuse_unused(self.experiment, choice)
                 self._check_values(choice)
         self.stored = {choice.label: self._trial_file(choice, resume) for choice in experiment.algorithms}
         make_folder(out)
 
     def _without_test(self, seed: int, data: FederatedData) -> FederatedData:
-        return without_test_samples(data, self.section.val, assembly.data_seed(self.experiment, seed))
+        return without_test_samples(data, self.section.val, resolve.data_seed(self.experiment, seed))
 
     def _check_values(self, choice: AlgorithmChoice) -> None:
         """Refuses values that do not fit the model or the federation."""
         seed, data = next(iter(self.data.items()))
-        kit = assembly.make_kit(self.experiment, choice, data)
-        federation = assembly.make_federation(self.experiment, kit, seed, data)
+        kit = resolve.make_kit(self.experiment, choice, data)
+        federation = resolve.make_federation(self.experiment, kit, seed, data)
         for key, domain in self.spaces[choice.label].domains.items():
             for value in domain.examples:
                 try:
                     variant = chosen(choice, {key: value})
-                    assembly.make_algorithm(self.experiment, variant).check(federation.task, federation.setup)
+                    resolve.make_algorithm(self.experiment, variant).check(federation.task, federation.setup)
                 except InputError as error:
                     raise InputError(f"{domain.where} holds {value!r}: {error}") from None
 
@@ -151,8 +151,8 @@ class _Tuner:
             if found.exists() and not resume:
                 raise InputError(f"{found} exists; add --resume to go on with it, or give another --out.")
         seed, data = next(iter(self.data.items()))
-        task = assembly.make_task(self.experiment, seed, data)
-        setting = assembly.resolved(self.experiment, choice, seed, data, task) | {
+        task = resolve.make_task(self.experiment, seed, data)
+        setting = resolve.resolved(self.experiment, choice, seed, data, task) | {
             "seeds": list(self.data),
             "tune": {"metric": self.section.metric, "val": self.criterion.held_out, "prune": self.section.prune},
         }
@@ -178,7 +178,7 @@ class _Tuner:
         budget = space.budget(self.section.trials)
         if before := len(stored.within(space)):
             self.reporter.note(f"{choice.label}: {before} of {budget} trials done before")
-        kit = assembly.make_kit(self.experiment, choice, self.data[self.criterion.seeds[0]])
+        kit = resolve.make_kit(self.experiment, choice, self.data[self.criterion.seeds[0]])
         variants = Variants()
         while len(history := stored.within(space)) < budget:
             if stop.asked:
@@ -217,8 +217,8 @@ class _Tuner:
     def _plan(self, variant: AlgorithmChoice, seed: int, folder: Path, label: str) -> RunPlan:
         """A run in the trial's working folder, emptied of any other run."""
         data = self.data[seed]
-        document = assembly.resolved(
-            self.experiment, variant, seed, data, assembly.make_task(self.experiment, seed, data)
+        document = resolve.resolved(
+            self.experiment, variant, seed, data, resolve.make_task(self.experiment, seed, data)
         )
         plan = make_plan(self.experiment, variant, seed, self.folder, document, data)
         plan = replace(plan, label=label, folder=folder / plan.folder.name)
@@ -230,15 +230,15 @@ class _Tuner:
     def _try(
         self,
         choice: AlgorithmChoice,
-        kit: assembly.Kit,
+        kit: resolve.Kit,
         variants: Variants,
         trials: Sequence[TrialWatch],
         stop: StopRequest,
     ) -> None:
         """Trials with every seed, as many runs at the same time as may share the engine."""
-        runs: list[tuple[RunWatch, assembly.Kit]] = []
+        runs: list[tuple[RunWatch, resolve.Kit]] = []
         for trial in trials:
-            algorithm = assembly.make_algorithm(self.experiment, chosen(choice, trial.parameters))
+            algorithm = resolve.make_algorithm(self.experiment, chosen(choice, trial.parameters))
             runs += [(run, kit._replace(algorithm=algorithm)) for run in trial.runs]
         together = self.experiment.engine.together
         for first in range(0, len(runs), together):
@@ -251,14 +251,14 @@ class _Tuner:
                 kit.engine, [partial(self._run, run, own, reporter, stop) for (run, own), reporter in pairs], variants
             )
 
-    def _run(self, run: RunWatch, kit: assembly.Kit, reporter: Reporter, stop: StopRequest, engine: Engine) -> None:
+    def _run(self, run: RunWatch, kit: resolve.Kit, reporter: Reporter, stop: StopRequest, engine: Engine) -> None:
         """To the run's end or failure, which it remembers, or to its trial's end; Interrupted if asked to stop."""
         plan, trial, ending = run.plan, run.trial, "stopped"
         run.shown = reporter
         try:
             kit = kit._replace(engine=engine)
             with PeakMemory() as memory:
-                federation = assembly.make_federation(self.experiment, kit, plan.seed, self.data[plan.seed])
+                federation = resolve.make_federation(self.experiment, kit, plan.seed, self.data[plan.seed])
                 complete = Run(plan, federation, memory).execute(run, trial.stop)
             ending = "" if complete else "pruned" if trial.pruned else "stopped"
         except OSError as error:  # a full disk says nothing about the values

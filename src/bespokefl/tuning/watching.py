@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Literal
 
+from bespokefl.experiments.one_run import RunPlan
 from bespokefl.interrupts import StopRequest
 from bespokefl.progress import Reporter
 from bespokefl.results import files
-from bespokefl.run import RunPlan
 from bespokefl.tuning.space import Parameters
 from bespokefl.tuning.study import Proposal
 from bespokefl.tuning.trials import Trial

@@ -14,7 +14,10 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from bespokefl.algorithms import build_algorithm
-from bespokefl.config import (
+from bespokefl.errors import InputError, unknown_name
+from bespokefl.experiments.overrides import Setting, options_of, overlaid, with_settings
+from bespokefl.experiments.paper_numbers import with_printed
+from bespokefl.experiments.schema import (
     LARGEST_SEED,
     OF_OTHERS_DATA,
     SECTIONS,
@@ -28,11 +31,8 @@ from bespokefl.config import (
     Part,
     Section,
 )
-from bespokefl.errors import InputError, unknown_name
-from bespokefl.overrides import Setting, options_of, overlaid, with_settings
-from bespokefl.reproduce.printed import with_printed
-from bespokefl.scale import Scale, at_small_scale, chosen_set_up
-from bespokefl.tomlfile import key_lines, parse_value
+from bespokefl.experiments.small_scale import Scale, at_small_scale, chosen_set_up
+from bespokefl.results.tomlfile import key_lines, parse_value
 
 S = TypeVar("S", bound=Section)
 

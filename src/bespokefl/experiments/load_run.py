@@ -3,13 +3,13 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from bespokefl import assembly, checkpoint
-from bespokefl.config import AlgorithmChoice, Experiment
-from bespokefl.config_file import read_experiment
 from bespokefl.errors import InputError
+from bespokefl.experiments import checkpoint, resolve
+from bespokefl.experiments.one_run import restore
+from bespokefl.experiments.reading import read_experiment
+from bespokefl.experiments.schema import AlgorithmChoice, Experiment
 from bespokefl.federation.federation import Federation
 from bespokefl.results import files
-from bespokefl.run import restore
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,8 @@ def restored_run(folder: Path, device: str | None = None) -> RestoredRun:
     stored = checkpoint.load_newest(run / files.CHECKPOINT)
     if stored is None:
         raise InputError(f"{run} has no checkpoint yet; let the run go on with `bespoke run ... --resume`.")
-    data = assembly.load_data(experiment, seed)
-    federation = assembly.make_federation(experiment, assembly.make_kit(experiment, choice, data), seed, data)
+    data = resolve.load_data(experiment, seed)
+    federation = resolve.make_federation(experiment, resolve.make_kit(experiment, choice, data), seed, data)
     restore(federation, stored)
     return RestoredRun(run, experiment, choice, seed, federation)
 

@@ -13,8 +13,7 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 
-from bespokefl import __version__, checkpoint
-from bespokefl.config import CheckpointSection, Document, EvalSection, NewClientsSection, OutputSection
+from bespokefl import __version__
 from bespokefl.core import trees
 from bespokefl.engines.peak import PeakMemory
 from bespokefl.errors import REMEDY, Diverged, EndedEarly
@@ -22,7 +21,13 @@ from bespokefl.evaluation import metrics
 from bespokefl.evaluation.divergence import what_diverged
 from bespokefl.evaluation.score import Score
 from bespokefl.evaluation.scoring import Evaluation
-from bespokefl.features import feature_figures
+from bespokefl.experiments import checkpoint
+from bespokefl.experiments.features import feature_figures
+from bespokefl.experiments.joining import let_new_clients_join
+from bespokefl.experiments.loss_surface import surfaces
+from bespokefl.experiments.schema import CheckpointSection, Document, EvalSection, NewClientsSection, OutputSection
+from bespokefl.experiments.selection import Selection, affordable, choose_rule, crossed_rows
+from bespokefl.experiments.watch import Watch
 from bespokefl.federation.federation import Federation
 from bespokefl.federation.loop import RoundLoop, RoundRecord
 from bespokefl.interrupts import StopRequest
@@ -31,13 +36,9 @@ from bespokefl.results import files, store
 from bespokefl.results.evaluations import CROSSED, EVALUATIONS, EvaluationLog, what_is_lost
 from bespokefl.results.facts import is_kept, write_facts
 from bespokefl.results.model_file import write_model
-from bespokefl.results.new_clients import let_new_clients_join
 from bespokefl.results.summary import client_columns, further_figures, main_figures, meanings, untrained
 from bespokefl.results.surfaces import write_surfaces
-from bespokefl.selection import Selection, affordable, choose_rule, crossed_rows
-from bespokefl.surface import surfaces
-from bespokefl.tomlfile import dumps
-from bespokefl.watch import Watch
+from bespokefl.results.tomlfile import dumps
 
 MODELS_AT_ONCE = 64
 CONFIG_NOTE, DATA_NOTE = "config", "data"  # in a checkpoint: what the run was made with

@@ -15,9 +15,9 @@ from functools import lru_cache
 from importlib import resources
 from typing import Any, Literal
 
-from bespokefl.config import Document
 from bespokefl.errors import InputError, unknown_name
-from bespokefl.overrides import overlaid
+from bespokefl.experiments.overrides import overlaid
+from bespokefl.experiments.schema import Document
 
 Scale = Literal["paper", "small"]
 

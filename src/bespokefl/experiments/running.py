@@ -12,23 +12,23 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from bespokefl import assembly
-from bespokefl.config import OF_OTHERS_DATA, AlgorithmChoice, EvalSection, Experiment
 from bespokefl.data import FederatedData
 from bespokefl.engines import Engine
 from bespokefl.engines.peak import PeakMemory
 from bespokefl.engines.together import Together
 from bespokefl.engines.variants import Variants
 from bespokefl.errors import Diverged, EndedEarly, InputError, RunError, in_short, no_room
+from bespokefl.experiments import resolve
+from bespokefl.experiments.lock import clear, working_in
+from bespokefl.experiments.one_run import Run, RunPlan
+from bespokefl.experiments.resuming import examine
+from bespokefl.experiments.schema import OF_OTHERS_DATA, AlgorithmChoice, EvalSection, Experiment
+from bespokefl.experiments.selection import choose_rule
 from bespokefl.federation.loop import Census, RoundLoop
 from bespokefl.interrupts import Interrupted, StopRequest, stop_on_signals
-from bespokefl.lock import clear, working_in
 from bespokefl.progress import Reporter, SideBySide
 from bespokefl.results import files
 from bespokefl.results.partition import partition_file, write_partition
-from bespokefl.resuming import examine
-from bespokefl.run import Run, RunPlan
-from bespokefl.selection import choose_rule
 from bespokefl.tracking import TrackedRun, Tracking, make_tracking
 
 Result = TypeVar("Result")
@@ -66,7 +66,7 @@ class Prepared:
     """What the checks before the start leave for the runs."""
 
     plans: dict[tuple[str, int], RunPlan]  # by label and seed
-    kits: dict[str, assembly.Kit]  # by label
+    kits: dict[str, resolve.Kit]  # by label
     finished: frozenset[Path]  # folders that need no work
     first: FederatedData  # of the first seed
     notes: tuple[str, ...] = ()  # what the folders hold that their user should know
@@ -102,7 +102,7 @@ def run_experiment(experiment: Experiment, out: Path, *, resume: bool, reporter:
                         continue
                     if plan.seed not in data:
                         first = plan.seed == experiment.seeds[0]
-                        data[plan.seed] = prepared.first if first else assembly.load_data(experiment, plan.seed)
+                        data[plan.seed] = prepared.first if first else resolve.load_data(experiment, plan.seed)
                         write_partition(partition_file(out, plan.seed), data[plan.seed])
                     plans.append(plan)
                 if not plans:
@@ -125,7 +125,7 @@ def at_once(experiment: Experiment) -> list[tuple[int, ...]]:
 
 def _run_group(
     experiment: Experiment,
-    kit: assembly.Kit,
+    kit: resolve.Kit,
     plans: Sequence[RunPlan],
     data: Mapping[int, FederatedData],
     reporters: Sequence[Reporter],
@@ -184,22 +184,22 @@ def run_seeds(
     choice = next(choice for choice in experiment.algorithms if choice.label == label)
     plans = []
     for seed, own in data.items():
-        document = assembly.resolved(experiment, choice, seed, own, assembly.make_task(experiment, seed, own))
+        document = resolve.resolved(experiment, choice, seed, own, resolve.make_task(experiment, seed, own))
         plans.append(make_plan(experiment, choice, seed, out, document, own))
-    kit = assembly.make_kit(experiment, choice, data[plans[0].seed])
+    kit = resolve.make_kit(experiment, choice, data[plans[0].seed])
     return _run_group(experiment, kit, plans, data, reporters, stop)
 
 
 def _run_one(
     experiment: Experiment,
-    kit: assembly.Kit,
+    kit: resolve.Kit,
     plan: RunPlan,
     data: FederatedData,
     reporter: Reporter,
     stop: StopRequest,
 ) -> Ending:
     """How the run ended; Interrupted if somebody asked to stop."""
-    return run_planned(plan, lambda: assembly.make_federation(experiment, kit, plan.seed, data), reporter, stop)
+    return run_planned(plan, lambda: resolve.make_federation(experiment, kit, plan.seed, data), reporter, stop)
 
 
 def run_planned(plan: RunPlan, make: Callable[[], RoundLoop], reporter: Reporter, stop: StopRequest) -> Ending:
@@ -246,23 +246,23 @@ def prepare(experiment: Experiment, out: Path, resume: bool) -> Prepared:
     """Everything that can go wrong because of the input goes wrong here, before any work and any file."""
     for choice in experiment.algorithms:
         with experiment.origin.located(choice.key):
-            assembly.refuse_unused(experiment, choice)
+            resolve.refuse_unused(experiment, choice)
     plans: dict[tuple[str, int], RunPlan] = {}
     with experiment.origin.located():
-        assembly.make_engine(experiment)
-        first = assembly.load_data(experiment, experiment.seeds[0])
+        resolve.make_engine(experiment)
+        first = resolve.load_data(experiment, experiment.seeds[0])
         for seed in experiment.seeds:
-            data = first if seed == experiment.seeds[0] else assembly.load_data(experiment, seed)
+            data = first if seed == experiment.seeds[0] else resolve.load_data(experiment, seed)
             choose_rule(experiment.eval.select, validated=bool(data.sizes("val").any()))
-            task = assembly.make_task(experiment, seed, data)
+            task = resolve.make_task(experiment, seed, data)
             for choice in experiment.algorithms:
-                document = assembly.resolved(experiment, choice, seed, data, task)
+                document = resolve.resolved(experiment, choice, seed, data, task)
                 plans[choice.label, seed] = make_plan(experiment, choice, seed, out, document, data)
     kits = {}
     for choice in experiment.algorithms:
         with experiment.origin.located(choice.key):
-            kits[choice.label] = kit = assembly.make_kit(experiment, choice, first)
-            assembly.make_federation(experiment, kit, experiment.seeds[0], first)
+            kits[choice.label] = kit = resolve.make_kit(experiment, choice, first)
+            resolve.make_federation(experiment, kit, experiment.seeds[0], first)
     found = {plan.folder: examine(plan, resume=resume) for plan in plans.values()}
     finished = frozenset(folder for folder, what in found.items() if what.finished)
     for folder in finished:
@@ -274,7 +274,7 @@ def prepare(experiment: Experiment, out: Path, resume: bool) -> Prepared:
 def unused_settings(experiment: Experiment) -> Iterator[str]:
     """A line for each method that does not use all that it is told with others."""
     for choice in experiment.algorithms:
-        told = [f"{name} changes nothing ({why})" for name, why in assembly.unused(experiment, choice).items()]
+        told = [f"{name} changes nothing ({why})" for name, why in resolve.unused(experiment, choice).items()]
         if told:
             yield f"{choice.label}: {'; '.join(told)}"
 

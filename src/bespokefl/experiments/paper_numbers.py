@@ -12,8 +12,8 @@ from functools import cache
 from importlib.resources import files
 from typing import Any, NamedTuple
 
-from bespokefl.config import Contradiction, PaperSection
 from bespokefl.errors import unknown_name
+from bespokefl.experiments.schema import Contradiction, PaperSection
 
 FOLDER = files("bespokefl.reproduce") / "papers"
 NOT_FILLED = {"speed_up": "the slowest method's rounds to the target over this one's: it follows from those"}

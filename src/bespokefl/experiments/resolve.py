@@ -10,7 +10,6 @@ import torch
 
 from bespokefl import models
 from bespokefl.algorithms import Algorithm, build_algorithm
-from bespokefl.config import AlgorithmChoice, Document, Experiment
 from bespokefl.core.rng import derived_seed
 from bespokefl.core.task import Task
 from bespokefl.data import PARTITIONS, SOURCES, FederatedData, load
@@ -18,11 +17,12 @@ from bespokefl.data.held_out import HoldOut
 from bespokefl.data.options import option_names, parse_options
 from bespokefl.engines import Engine, build_engine
 from bespokefl.errors import InputError
+from bespokefl.experiments.joining import joining_of
+from bespokefl.experiments.schema import AlgorithmChoice, Document, Experiment
 from bespokefl.federation.attacks import Attack
 from bespokefl.federation.federation import Federation
 from bespokefl.federation.loop import Census
 from bespokefl.federation.privacy import PrivacySettings
-from bespokefl.results.new_clients import joining_of
 
 NEW_CLIENTS = "new_clients"  # the section
 OF_THE_RUN = frozenset({"rounds", "participation", "loss"})  # keys of [train] that algorithms are not told

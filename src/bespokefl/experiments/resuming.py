@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bespokefl import checkpoint
 from bespokefl.errors import InputError
+from bespokefl.experiments import checkpoint
+from bespokefl.experiments.one_run import CONFIG_NOTE, DATA_NOTE, RunPlan
 from bespokefl.results import files, store
 from bespokefl.results.evaluations import EVALUATIONS, what_is_lost
 from bespokefl.results.model_file import is_whole
 from bespokefl.results.surfaces import ABOUT, NUMBERS
-from bespokefl.run import CONFIG_NOTE, DATA_NOTE, RunPlan
-from bespokefl.tomlfile import dumps
+from bespokefl.results.tomlfile import dumps
 
 # Keys of how a run is operated: they may change while it is going, and its numbers by no more than their rounding.
 OPERATION = ("federation.", "engine.together", "engine.stack")

@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from bespokefl.config import NewClientsSection
 from bespokefl.evaluation import metrics
 from bespokefl.evaluation.scoring import Evaluation
+from bespokefl.experiments.schema import NewClientsSection
 from bespokefl.federation.federation import Federation
 from bespokefl.federation.new_clients import Joined, Joining, join
 from bespokefl.progress import Reporter

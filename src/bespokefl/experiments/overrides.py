@@ -4,10 +4,10 @@ import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bespokefl.config import DataSection, Document, ModelSection, Section
 from bespokefl.data import PARTITIONS, SOURCES
 from bespokefl.data.options import lookup, option_names
 from bespokefl.errors import InputError
+from bespokefl.experiments.schema import DataSection, Document, ModelSection, Section
 from bespokefl.models import MODELS
 
 Setting = tuple[str, Any]  # a dotted key and its value, as given by --set
