@@ -14,12 +14,12 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from bespokefl import models
-from bespokefl.adapt import adapt
 from bespokefl.cli import app
 from bespokefl.data.new_client import load_new_client
 from bespokefl.errors import InputError
 from bespokefl.experiments.load_run import restored_run
 from bespokefl.federation.new_clients import Joining
+from bespokefl.products.adapt import adapt
 
 CLASSES = ("cat", "dog", "eel")
 EXPERIMENT = """

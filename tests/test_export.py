@@ -16,11 +16,11 @@ from torch import nn
 from torch.nn import functional as F
 from typer.testing import CliRunner
 
-from bespokefl import export as exporting
 from bespokefl import models
 from bespokefl.cli import app
 from bespokefl.data import FederatedData, load
 from bespokefl.errors import RunError
+from bespokefl.products import export as exporting
 
 EXPERIMENT = """
 algorithms = [{algorithm}]

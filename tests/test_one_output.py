@@ -25,7 +25,7 @@ from bespokefl.errors import InputError
 from bespokefl.evaluation.binary_metrics import binary_scores
 from bespokefl.federation.federation import Federation
 from bespokefl.federation.new_clients import Joining, join
-from bespokefl.predict import load_personal_model
+from bespokefl.products.predict import load_personal_model
 from bespokefl.results.files import read_csv
 
 SETTINGS = {"lr": 0.3, "local_epochs": 2, "batch_size": 4}

@@ -20,7 +20,7 @@ from bespokefl.experiments.running import run_experiment
 from bespokefl.flower.kept_model import load_kept_model
 from bespokefl.flower.server import serve
 from bespokefl.flower.silo import open_silo
-from bespokefl.predict import load_personal_model
+from bespokefl.products.predict import load_personal_model
 from bespokefl.results.files import read_csv
 
 

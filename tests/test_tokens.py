@@ -16,7 +16,6 @@ from torch.nn.functional import cross_entropy
 from typer.testing import CliRunner
 
 from bespokefl import models
-from bespokefl.adapt import adapt
 from bespokefl.algorithms import build_algorithm
 from bespokefl.cli import app
 from bespokefl.core.task import Task
@@ -26,7 +25,8 @@ from bespokefl.errors import InputError
 from bespokefl.federation.federation import Federation
 from bespokefl.federation.new_clients import Joining
 from bespokefl.flower.silo import open_silo
-from bespokefl.predict import load_personal_model
+from bespokefl.products.adapt import adapt
+from bespokefl.products.predict import load_personal_model
 from bespokefl.results.files import read_csv
 
 SIZES = (11, 6, 9)

@@ -11,8 +11,8 @@ from bespokefl.cli.common import guarded
 from bespokefl.progress import make_console
 
 if TYPE_CHECKING:
-    from bespokefl.adapt import Adapted
     from bespokefl.evaluation.scoring import Evaluation
+    from bespokefl.products.adapt import Adapted
 
 MOST_LINES = 21  # of the printed curve
 
@@ -56,8 +56,8 @@ def adapt(
     device: Annotated[str | None, typer.Option("--device", metavar="D", help="auto, cpu, cuda, ...")] = None,
 ) -> None:
     """Give a client that never took part a model of its own, from a finished run."""
-    from bespokefl.adapt import adapt as adapt_model
     from bespokefl.federation.new_clients import Joining
+    from bespokefl.products.adapt import adapt as adapt_model
 
     joining = Joining.checked(
         epochs=epochs, start=start, opt_state=opt_state, lr=lr, momentum=momentum, batch_size=batch_size

@@ -12,7 +12,7 @@ from bespokefl.cli.common import guarded
 from bespokefl.progress import make_console
 
 if TYPE_CHECKING:
-    from bespokefl.predict import Prediction
+    from bespokefl.products.predict import Prediction
 
 LISTED = 3  # classes of a row
 
@@ -34,7 +34,7 @@ def predict(
 ) -> None:
     """Ask a personal model for the class of new samples."""
     from bespokefl.flower.kept_model import load_kept_model
-    from bespokefl.predict import load_personal_model
+    from bespokefl.products.predict import load_personal_model
     from bespokefl.results.files import CONFIG
 
     of_run = (folder / CONFIG).is_file()

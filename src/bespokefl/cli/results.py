@@ -56,7 +56,7 @@ def export(
     onnx: Annotated[bool, typer.Option("--onnx", help="Write the model as ONNX, too.")] = False,
 ) -> None:
     """Write a client's personal model."""
-    from bespokefl.export import export_model
+    from bespokefl.products.export import export_model
 
     for written in export_model(folder, client, out, onnx=onnx):
         typer.echo(written.path)

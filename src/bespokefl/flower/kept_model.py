@@ -3,12 +3,12 @@
 from pathlib import Path
 
 from bespokefl.errors import InputError
-from bespokefl.export import Answers
 from bespokefl.flower.silo import PERSONAL, RUN, RUNS
 from bespokefl.flower.terms import Limits
 from bespokefl.flower.workshop import Agreement, make_algorithm, make_task
 from bespokefl.models import MODELS
-from bespokefl.predict import PersonalModel, chosen, classifying, load_model
+from bespokefl.products.export import Answers
+from bespokefl.products.predict import PersonalModel, chosen, classifying, load_model
 from bespokefl.results import files
 
 

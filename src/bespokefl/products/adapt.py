@@ -15,8 +15,8 @@ from bespokefl.data import FederatedData
 from bespokefl.data.new_client import load_new_client, out_of_range
 from bespokefl.errors import InputError, RunError
 from bespokefl.experiments.load_run import RestoredRun, restored_run
-from bespokefl.export import ROWS, Answers, check_tensors, need_onnx, write_onnx
 from bespokefl.federation.new_clients import Joined, Joining, OnEpoch, join
+from bespokefl.products.export import ROWS, Answers, check_tensors, need_onnx, write_onnx
 from bespokefl.results.files import write_json
 from bespokefl.results.model_file import write_model
 

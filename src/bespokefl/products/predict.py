@@ -26,7 +26,7 @@ from bespokefl.data.sources.npz import as_inputs, read_npz
 from bespokefl.errors import InputError
 from bespokefl.experiments import resolve
 from bespokefl.experiments.reading import read_experiment
-from bespokefl.export import Answers
+from bespokefl.products.export import Answers
 from bespokefl.results import files
 
 AT_ONCE = 256  # samples
