@@ -149,7 +149,7 @@ def _memory(folder: Path, method: str, rounds: int, turns: Turns) -> None:
 
 
 def _loopback(folder: Path, method: str, rounds: int, turns: Turns) -> None:
-    from bespokefl.flower.federate import federate
+    from bespokefl.flower.server.federate import federate
 
     federate(_file(folder, method), [f"train.rounds={rounds}"], 2, folder / "out", resume=False, reporter=turns)
 

@@ -28,9 +28,9 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from bespokefl.flower.certs import Certificates, make_certificates
-from bespokefl.flower.federate import federate
-from bespokefl.flower.host import LOCAL, free_port
+from bespokefl.flower.server.federate import federate
+from bespokefl.flower.transport.certs import Certificates, make_certificates
+from bespokefl.flower.transport.host import LOCAL, free_port
 from bespokefl.progress import Line
 
 NODES, SAMPLES = 3, 450

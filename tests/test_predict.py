@@ -17,9 +17,9 @@ from bespokefl.cli import app
 from bespokefl.errors import InputError
 from bespokefl.experiments import resolve
 from bespokefl.experiments.running import run_experiment
-from bespokefl.flower.kept_model import load_kept_model
-from bespokefl.flower.server import serve
-from bespokefl.flower.silo import open_silo
+from bespokefl.flower.server.serve import serve
+from bespokefl.flower.silo.kept_model import load_kept_model
+from bespokefl.flower.silo.silo import open_silo
 from bespokefl.products.predict import load_personal_model
 from bespokefl.results.files import read_csv
 

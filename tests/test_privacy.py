@@ -25,8 +25,8 @@ from bespokefl.experiments.running import run_experiment
 from bespokefl.federation.federation import Federation
 from bespokefl.federation.privacy import Privacy, PrivacySettings
 from bespokefl.federation.secret import chosen, normal_numbers
-from bespokefl.flower.remote import RemoteFederation
-from bespokefl.flower.server import serve
+from bespokefl.flower.server.remote_federation import RemoteFederation
+from bespokefl.flower.server.serve import serve
 
 SETTINGS = {"lr": 0.05, "local_epochs": 2, "batch_size": 8, "weights": "uniform"}
 TINY = 1e-13  # noise that leaves float64 as good as alone

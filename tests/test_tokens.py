@@ -24,7 +24,7 @@ from bespokefl.engines import build_engine
 from bespokefl.errors import InputError
 from bespokefl.federation.federation import Federation
 from bespokefl.federation.new_clients import Joining
-from bespokefl.flower.silo import open_silo
+from bespokefl.flower.silo.silo import open_silo
 from bespokefl.products.adapt import adapt
 from bespokefl.products.predict import load_personal_model
 from bespokefl.results.files import read_csv

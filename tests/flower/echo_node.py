@@ -7,10 +7,10 @@ import time
 from pathlib import Path
 
 from bespokefl.errors import RunError
-from bespokefl.flower.certs import read_private_key
-from bespokefl.flower.envelope import Envelope
-from bespokefl.flower.node import Node, make_fleet
-from bespokefl.flower.processes import end_with_parent, stop_on_sigterm
+from bespokefl.flower.silo.node import Node, make_fleet
+from bespokefl.flower.transport.certs import read_private_key
+from bespokefl.flower.transport.envelope import Envelope
+from bespokefl.flower.transport.processes import end_with_parent, stop_on_sigterm
 
 
 class Echo:

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bespokefl.flower.certs import Certificates, make_certificates
-from bespokefl.flower.control import Control
-from bespokefl.flower.host import LOCAL, Hosting, free_port, hosted
-from bespokefl.flower.processes import Child
-from bespokefl.flower.transport import GridTransport
+from bespokefl.flower.transport.certs import Certificates, make_certificates
+from bespokefl.flower.transport.control import Control
+from bespokefl.flower.transport.host import LOCAL, Hosting, free_port, hosted
+from bespokefl.flower.transport.link import GridTransport
+from bespokefl.flower.transport.processes import Child
 
 
 @dataclass

@@ -9,8 +9,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from bespokefl.flower.envelope import Envelope
-from bespokefl.flower.records import ARRAYS, HEADER, TYPES, to_record
+from bespokefl.flower.transport.envelope import Envelope
+from bespokefl.flower.transport.records import ARRAYS, HEADER, TYPES, to_record
 
 ODD = [None, True, -1, 0, 1, 2**63, 2**70, -(2**80), 1e308, float("nan"), float("inf")]
 RUDE = ["", "\x1b[2J", "\ud800", "9" * 5000]

@@ -12,11 +12,11 @@ import numpy as np
 
 from bespokefl.experiments.reading import parse_experiment
 from bespokefl.experiments.schema import Experiment
-from bespokefl.flower.envelope import LATE, Envelope, Handler, Reply
-from bespokefl.flower.remote import RemoteFederation
-from bespokefl.flower.roster import Roster
-from bespokefl.flower.server import make_federation
-from bespokefl.flower.silo import open_silo
+from bespokefl.flower.server.membership import Roster
+from bespokefl.flower.server.remote_federation import RemoteFederation
+from bespokefl.flower.server.serve import make_federation
+from bespokefl.flower.silo.silo import open_silo
+from bespokefl.flower.transport.envelope import LATE, Envelope, Handler, Reply
 
 SMALL = ("fewest_samples=8",)  # limits of a silo that has few samples
 

@@ -13,9 +13,9 @@ from tests.flower.test_contract import HOSTED, assert_alike, simulated
 from tests.flower.test_faults import BAD, changed, is_run
 from tests.flower.test_hostile import entry
 
-from bespokefl.flower.bounds import FEWEST, Seen, capped
-from bespokefl.flower.envelope import Envelope
-from bespokefl.flower.server import serve
+from bespokefl.flower.server.bounds import FEWEST, Seen, capped
+from bespokefl.flower.server.serve import serve
+from bespokefl.flower.transport.envelope import Envelope
 from bespokefl.results.files import read_rounds
 
 

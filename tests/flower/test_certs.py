@@ -13,7 +13,13 @@ from flwr.cli.supernode.register import try_load_public_key
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
 from bespokefl.errors import InputError
-from bespokefl.flower.certs import Certificates, make_certificates, own_names, read_private_key, read_public_key
+from bespokefl.flower.transport.certs import (
+    Certificates,
+    make_certificates,
+    own_names,
+    read_private_key,
+    read_public_key,
+)
 
 
 def handshake(server: Certificates, ca: Path, name: str) -> None:

@@ -11,9 +11,9 @@ pytest.importorskip("flwr", reason="needs flwr: pip install bespokefl[flower]")
 
 from bespokefl.cli import app
 from bespokefl.errors import InputError
-from bespokefl.flower.place import parse_clients, shares
-from bespokefl.flower.version import require_flower
-from bespokefl.flower.worker import Assignment, Place
+from bespokefl.flower.silo.silo_spec import parse_clients, shares
+from bespokefl.flower.silo.worker import Assignment, Place
+from bespokefl.flower.transport.version import require_flower
 
 runner = CliRunner()
 
@@ -121,7 +121,7 @@ def test_an_assignment_survives_the_command_line() -> None:
 
 def test_another_release_of_flower_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     require_flower()
-    monkeypatch.setattr("bespokefl.flower.version.metadata.version", lambda _: "1.42.0")
+    monkeypatch.setattr("bespokefl.flower.transport.version.metadata.version", lambda _: "1.42.0")
     with pytest.raises(InputError, match=r"flwr 1.42.0 is installed; allowed: 1.41"):
         require_flower()
 
@@ -133,6 +133,6 @@ def test_without_flower_the_way_to_it_is_said(arguments: list[str], monkeypatch:
     def absent(name: str) -> str:
         raise PackageNotFoundError(name)
 
-    monkeypatch.setattr("bespokefl.flower.version.metadata.version", absent)
+    monkeypatch.setattr("bespokefl.flower.transport.version.metadata.version", absent)
     code, output = invoke(*arguments)
     assert code == 2 and "pip install 'bespokefl[flower]'" in output

@@ -13,7 +13,7 @@ from bespokefl.experiments import resolve
 from bespokefl.experiments.reading import parse_experiment
 from bespokefl.experiments.schema import Experiment
 from bespokefl.federation.federation import Federation
-from bespokefl.flower.remote import RemoteFederation
+from bespokefl.flower.server.remote_federation import RemoteFederation
 
 HOSTED = [[0, 3], [4], [1, 2]]
 

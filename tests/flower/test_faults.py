@@ -15,9 +15,9 @@ from tests.flower.memory import Memory, Notes, experiment, remote, shards
 from tests.flower.test_contract import HOSTED, assert_alike, simulated
 
 from bespokefl.errors import RunError
-from bespokefl.flower.envelope import Envelope
-from bespokefl.flower.server import serve
-from bespokefl.flower.workshop import Limits
+from bespokefl.flower.server.serve import serve
+from bespokefl.flower.silo.silo_run import Limits
+from bespokefl.flower.transport.envelope import Envelope
 from bespokefl.interrupts import Interrupted
 from bespokefl.results.files import read_csv, read_rounds
 

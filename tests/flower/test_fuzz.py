@@ -21,12 +21,12 @@ from tests.flower.memory import Memory, experiment, remote, shards
 
 from bespokefl.core.tree_io import full_name
 from bespokefl.evaluation.sample_metrics import Judged
-from bespokefl.flower import answers
-from bespokefl.flower.envelope import Envelope, Handler
-from bespokefl.flower.records import MessageError, from_record
 from bespokefl.flower.refusal import Refused
-from bespokefl.flower.scores import Scores
-from bespokefl.flower.wire import Form, packed, unpacked
+from bespokefl.flower.server import answers
+from bespokefl.flower.server.scores import Scores
+from bespokefl.flower.transport.codec import Form, packed, unpacked
+from bespokefl.flower.transport.envelope import Envelope, Handler
+from bespokefl.flower.transport.records import MessageError, from_record
 from bespokefl.plain import is_plain
 
 FEW, MANY = 500, 20_000

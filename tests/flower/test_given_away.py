@@ -18,12 +18,12 @@ from bespokefl.core import trees
 from bespokefl.core.exchange import Exchange
 from bespokefl.data.splits import SPLITS
 from bespokefl.errors import InputError, RunError
-from bespokefl.flower.envelope import Envelope, Handler
-from bespokefl.flower.server import serve
-from bespokefl.flower.silo import Silo, open_silo
-from bespokefl.flower.terms import Limits, leaves, parse_limits, told
-from bespokefl.flower.wire import leaves_by_name
-from bespokefl.flower.workshop import Workshop
+from bespokefl.flower.server.serve import serve
+from bespokefl.flower.silo.silo import Silo, open_silo
+from bespokefl.flower.silo.silo_run import Workshop
+from bespokefl.flower.silo.terms import Limits, leaves, parse_limits, told
+from bespokefl.flower.transport.codec import leaves_by_name
+from bespokefl.flower.transport.envelope import Envelope, Handler
 
 ROOT = Path(__file__).parents[2]
 FIGURES = {"n", "accuracy", "loss"}

@@ -12,11 +12,11 @@ from tests.flower.test_contract import HOSTED
 from tests.flower.test_faults import BAD, changed, first, is_run
 
 from bespokefl.evaluation.sample_metrics import Judged
-from bespokefl.flower.census import fitting
-from bespokefl.flower.envelope import Envelope
-from bespokefl.flower.roster import Roster
-from bespokefl.flower.scores import Scores
-from bespokefl.flower.server import serve
+from bespokefl.flower.server.census import fitting
+from bespokefl.flower.server.membership import Roster
+from bespokefl.flower.server.scores import Scores
+from bespokefl.flower.server.serve import serve
+from bespokefl.flower.transport.envelope import Envelope
 from bespokefl.results.files import read_rounds
 from bespokefl.results.store import frame
 

@@ -15,12 +15,12 @@ pytest.importorskip("flwr", reason="needs flwr: pip install bespokefl[flower]")
 import httpx
 from starlette.responses import PlainTextResponse
 
-from bespokefl.flower.processes import Child
-from bespokefl.flower.superlink import OperatorIsLocal
+from bespokefl.flower.transport.processes import Child
+from bespokefl.flower.transport.superlink import OperatorIsLocal
 
 CHILD = """
 import time
-from bespokefl.flower.processes import end_with_parent
+from bespokefl.flower.transport.processes import end_with_parent
 end_with_parent()
 print("up", flush=True)
 time.sleep(600)
@@ -28,7 +28,7 @@ time.sleep(600)
 PARENT = """
 import signal, sys, time
 from pathlib import Path
-from bespokefl.flower.processes import Child
+from bespokefl.flower.transport.processes import Child
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs inherit that it is ignored
 child = Child("sleeper", [], log=Path("log"))
 print(child.pid, flush=True)
@@ -79,7 +79,7 @@ def test_a_child_ends_with_its_parent(number: signal.Signals, tmp_path: Path) ->
 def test_a_child_that_does_not_listen_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "stubborn.py").write_text(STUBBORN)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr("bespokefl.flower.processes.GRACE", 0.5)
+    monkeypatch.setattr("bespokefl.flower.transport.processes.GRACE", 0.5)
     with Child("stubborn", [], log=tmp_path / "log") as child:
         eventually(lambda: "up" in (tmp_path / "log").read_text())
         assert child.poll() is None

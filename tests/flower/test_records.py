@@ -14,8 +14,16 @@ pytest.importorskip("flwr", reason="needs flwr: pip install bespokefl[flower]")
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
-from bespokefl.flower.envelope import Envelope
-from bespokefl.flower.records import ARRAYS, HEADER, TYPES, MessageError, from_record, payload_bytes, to_record
+from bespokefl.flower.transport.envelope import Envelope
+from bespokefl.flower.transport.records import (
+    ARRAYS,
+    HEADER,
+    TYPES,
+    MessageError,
+    from_record,
+    payload_bytes,
+    to_record,
+)
 
 headers = st.dictionaries(
     st.text(max_size=8),

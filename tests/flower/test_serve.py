@@ -11,7 +11,7 @@ from tests.flower.memory import Memory, Notes, experiment, shards
 from bespokefl.errors import InputError
 from bespokefl.experiments.running import run_experiment
 from bespokefl.experiments.schema import Experiment
-from bespokefl.flower.server import serve
+from bespokefl.flower.server.serve import serve
 from bespokefl.report.publish import publish
 from bespokefl.results.files import read_csv, read_rounds, read_runs
 from bespokefl.results.table import rich_table

@@ -16,10 +16,10 @@ from tests.flower.memory import SMALL, Memory, Notes, experiment, from_bytes, re
 from tests.flower.test_contract import assert_alike, simulated
 
 from bespokefl.errors import InputError
-from bespokefl.flower.envelope import Envelope, Handler
-from bespokefl.flower.server import serve
-from bespokefl.flower.silo import Silo, open_silo
-from bespokefl.flower.wire import packed
+from bespokefl.flower.server.serve import serve
+from bespokefl.flower.silo.silo import Silo, open_silo
+from bespokefl.flower.transport.codec import packed
+from bespokefl.flower.transport.envelope import Envelope, Handler
 from bespokefl.results import files
 
 HOSTED = [[0, 3], [4], [1, 2]]
@@ -300,7 +300,7 @@ REQUESTS: dict[str, tuple[Change, str]] = {
 @pytest.mark.parametrize("what", REQUESTS)
 def test_requests_that_are_refused(what: str, tmp_path: Path) -> None:
     silo, good = a_request(tmp_path)
-    from bespokefl.flower.terms import Limits
+    from bespokefl.flower.silo.terms import Limits
 
     silo._limits = Limits(message_bytes=2**20)
     before = snapshot(folder_of(silo))

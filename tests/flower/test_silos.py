@@ -16,7 +16,7 @@ pytest.importorskip("flwr", reason="needs flwr: pip install bespokefl[flower]")
 from sklearn.datasets import load_digits
 from tests.flower.commands import Command, nothing_left, processes, running, wait_until
 
-from bespokefl.flower.host import LOCAL, free_port
+from bespokefl.flower.transport.host import LOCAL, free_port
 
 pytestmark = [
     pytest.mark.slow,
@@ -81,7 +81,9 @@ class Silos:
     def worker(self, name: str) -> int:
         """The process that holds the silo."""
         (pid,) = [
-            pid for pid, line in processes(self.folder / f"silo-{name}").items() if "bespokefl.flower.worker" in line
+            pid
+            for pid, line in processes(self.folder / f"silo-{name}").items()
+            if "bespokefl.flower.silo.worker" in line
         ]
         return pid
 

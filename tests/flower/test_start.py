@@ -12,9 +12,9 @@ from tests.flower.test_hostile import Lie, entry, head
 
 from bespokefl.errors import RunError
 from bespokefl.experiments.schema import Experiment
-from bespokefl.flower.envelope import Envelope
-from bespokefl.flower.roster import Roster
-from bespokefl.flower.server import serve
+from bespokefl.flower.server.membership import Roster
+from bespokefl.flower.server.serve import serve
+from bespokefl.flower.transport.envelope import Envelope
 from bespokefl.results.files import read_csv, read_rounds
 
 SOON = {"wait": 3.0, "hello": 0.2, "deadline": 600.0}
@@ -147,7 +147,7 @@ def test_a_stranger_does_not_end_the_resuming_of_a_run(tmp_path: Path) -> None:
 
 
 def test_a_node_that_comes_right_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bespokefl.flower.greetings.AGAIN", 0.1)
+    monkeypatch.setattr("bespokefl.flower.server.greetings.AGAIN", 0.1)
     it = experiment("fedavg", federation={**SOON, "hello": 2.0})
     transport = Memory(shards(tmp_path, it, [[0, 1, 2, 3], [4]]))
     until = time.monotonic() + 0.8

@@ -19,9 +19,9 @@ from flwr.cli.build import build_fab_from_disk
 from tests.flower.commands import ROOT, wait_until
 from tests.flower.test_federate import assert_same_numbers, simulated, written
 
-from bespokefl.flower.certs import make_certificates
-from bespokefl.flower.control import APP
-from bespokefl.flower.host import LOCAL, free_port
+from bespokefl.flower.transport.certs import make_certificates
+from bespokefl.flower.transport.control import APP
+from bespokefl.flower.transport.host import LOCAL, free_port
 
 
 @contextlib.contextmanager

@@ -10,10 +10,10 @@ pytest.importorskip("flwr", reason="needs flwr: pip install bespokefl[flower]")
 from tests.flower.federations import loopback
 
 from bespokefl.errors import InputError, RunError
-from bespokefl.flower import supervisor
-from bespokefl.flower.certs import make_certificates
-from bespokefl.flower.place import Place
-from bespokefl.flower.worker import Assignment
+from bespokefl.flower.silo import supervisor
+from bespokefl.flower.silo.silo_spec import Place
+from bespokefl.flower.silo.worker import Assignment
+from bespokefl.flower.transport.certs import make_certificates
 
 WORKER = """
 import os, signal, sys

@@ -20,12 +20,12 @@ from tests.flower.echo_node import Echo
 from tests.flower.federations import Loopback, Proxy, connected, loopback
 
 from bespokefl.errors import InputError
-from bespokefl.flower.certs import make_certificates, read_private_key
-from bespokefl.flower.envelope import Envelope, Reply
-from bespokefl.flower.fleet import Fleet, NotAccepted, Refused, Unreachable
-from bespokefl.flower.host import LOCAL, Hosting, check_port, free_port, hosted
-from bespokefl.flower.node import Node, make_fleet
-from bespokefl.flower.transport import GridTransport
+from bespokefl.flower.silo.node import Node, make_fleet
+from bespokefl.flower.transport.certs import make_certificates, read_private_key
+from bespokefl.flower.transport.envelope import Envelope, Reply
+from bespokefl.flower.transport.fleet import Fleet, NotAccepted, Refused, Unreachable
+from bespokefl.flower.transport.host import LOCAL, Hosting, check_port, free_port, hosted
+from bespokefl.flower.transport.link import GridTransport
 
 Started = tuple[Loopback, GridTransport, Proxy]
 

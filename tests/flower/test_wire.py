@@ -8,9 +8,9 @@ import torch
 from tests.flower.memory import from_bytes, to_bytes
 
 from bespokefl.core.tree_io import full_name
-from bespokefl.flower.envelope import Envelope
 from bespokefl.flower.refusal import Refused
-from bespokefl.flower.wire import Leaf, check_rows, digest, packed, unpacked
+from bespokefl.flower.transport.codec import Leaf, check_rows, digest, packed, unpacked
+from bespokefl.flower.transport.envelope import Envelope
 
 
 class Kept(NamedTuple):

@@ -13,7 +13,7 @@ from bespokefl.interrupts import STOPPED
 from bespokefl.progress import make_console
 
 if TYPE_CHECKING:
-    from bespokefl.flower.certs import Certificates
+    from bespokefl.flower.transport.certs import Certificates
 
 PORT = 9092  # where Flower's nodes look by default
 CertificateFolder = Annotated[
@@ -40,10 +40,10 @@ def certs(
     ] = 365,
 ) -> None:
     """Make a test authority, a certificate for the server, and a key pair for each node."""
-    from bespokefl.flower.version import require_flower
+    from bespokefl.flower.transport.version import require_flower
 
     require_flower()
-    from bespokefl.flower.certs import make_certificates, own_names
+    from bespokefl.flower.transport.certs import make_certificates, own_names
 
     names = nodes or ["node-1", "node-2", "node-3"]
     made = make_certificates(folder, [*own_names(), *(hosts or ())], names, days)
@@ -67,11 +67,11 @@ def federate(
     seed: SeedOption = None,
 ) -> None:
     """Try a real federation on this machine: a server and nodes as processes, with TLS and authentication."""
-    from bespokefl.flower.version import require_flower
+    from bespokefl.flower.transport.version import require_flower
 
     require_flower()
-    from bespokefl.flower.federate import TRY_OUT
-    from bespokefl.flower.federate import federate as run_federation
+    from bespokefl.flower.server.federate import TRY_OUT
+    from bespokefl.flower.server.federate import federate as run_federation
     from bespokefl.progress import make_reporter
 
     path = experiment or TRY_OUT
@@ -105,14 +105,14 @@ def server(
     insecure: Insecure = False,
 ) -> None:
     """Run an experiment between machines: start the server, and say what to run on each silo."""
-    from bespokefl.flower.version import require_flower
+    from bespokefl.flower.transport.version import require_flower
 
     require_flower()
     from bespokefl.cli.common import given_settings
     from bespokefl.experiments.reading import read_experiment
-    from bespokefl.flower.certs import own_names
-    from bespokefl.flower.federate import run_server
-    from bespokefl.flower.host import Hosting
+    from bespokefl.flower.server.federate import run_server
+    from bespokefl.flower.transport.certs import own_names
+    from bespokefl.flower.transport.host import Hosting
     from bespokefl.progress import make_reporter
 
     files = _certificates(certificates, insecure)
@@ -180,14 +180,14 @@ def node(
     train_scores: Annotated[bool, typer.Option("--train-scores", help="Tell scores of the train split, too.")] = False,
 ) -> None:
     """Take part in a federation with this machine's data; the samples and the personal model stay here."""
-    from bespokefl.flower.version import require_flower
+    from bespokefl.flower.transport.version import require_flower
 
     require_flower()
-    from bespokefl.flower.place import Place
-    from bespokefl.flower.processes import stop_on_sigterm
-    from bespokefl.flower.supervisor import supervise
-    from bespokefl.flower.terms import Limits, parse_limits
-    from bespokefl.flower.worker import Assignment
+    from bespokefl.flower.silo.silo_spec import Place
+    from bespokefl.flower.silo.supervisor import supervise
+    from bespokefl.flower.silo.terms import Limits, parse_limits
+    from bespokefl.flower.silo.worker import Assignment
+    from bespokefl.flower.transport.processes import stop_on_sigterm
 
     limits = {
         "methods": methods,
@@ -226,7 +226,7 @@ def node(
 
 
 def _certificates(folder: Path | None, insecure: bool) -> "Certificates | None":
-    from bespokefl.flower.certs import Certificates
+    from bespokefl.flower.transport.certs import Certificates
 
     if insecure:
         if folder is not None:

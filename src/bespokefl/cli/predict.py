@@ -33,7 +33,7 @@ def predict(
     device: Annotated[str, typer.Option("--device", metavar="D", help="cpu, cuda, ...")] = "cpu",
 ) -> None:
     """Ask a personal model for the class of new samples."""
-    from bespokefl.flower.kept_model import load_kept_model
+    from bespokefl.flower.silo.kept_model import load_kept_model
     from bespokefl.products.predict import load_personal_model
     from bespokefl.results.files import CONFIG
 

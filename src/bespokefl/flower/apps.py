@@ -11,10 +11,10 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from bespokefl.errors import InputError, RunError
-from bespokefl.flower.envelope import Handler
-from bespokefl.flower.place import Place
-from bespokefl.flower.records import from_record, to_record
-from bespokefl.flower.transport import GridTransport
+from bespokefl.flower.silo.silo_spec import Place
+from bespokefl.flower.transport.envelope import Handler
+from bespokefl.flower.transport.link import GridTransport
+from bespokefl.flower.transport.records import from_record, to_record
 
 server_app = ServerApp()
 client_app = ClientApp()
@@ -24,14 +24,14 @@ client_app = ClientApp()
 def serve(grid: Grid, context: Context) -> None:
     """Runs the experiment that the run's configuration names."""
     from bespokefl.experiments.reading import read_experiment
-    from bespokefl.flower import server
+    from bespokefl.flower.server import serve
     from bespokefl.progress import LineReporter, make_console
 
     config = context.run_config
     experiment, out, nodes = (config.get(key) for key in ("experiment", "out", "nodes"))
     if not experiment or not out or not nodes:
         raise InputError('give --run-config \'experiment="FILE" out="DIR" nodes=N\', with paths on the server.')
-    outcome = server.serve(
+    outcome = serve.serve(
         read_experiment(Path(str(experiment))),
         Path(str(out)),
         GridTransport(grid),

@@ -11,10 +11,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import Error, Message
 
 from bespokefl.errors import BespokeError
-from bespokefl.flower.certs import CURVE
-from bespokefl.flower.envelope import Handler
-from bespokefl.flower.fleet import Fleet, Forgotten, NotAccepted, Refused, RunOver, Unreachable
-from bespokefl.flower.records import MessageError, from_record, to_record
+from bespokefl.flower.transport.certs import CURVE
+from bespokefl.flower.transport.envelope import Handler
+from bespokefl.flower.transport.fleet import Fleet, Forgotten, NotAccepted, Refused, RunOver, Unreachable
+from bespokefl.flower.transport.records import MessageError, from_record, to_record
 from bespokefl.plain import one_line
 
 SESSION = "session.json"  # the number that the SuperLink gave this node, to end that session after a crash

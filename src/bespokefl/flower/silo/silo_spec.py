@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from bespokefl.errors import InputError
 
 if TYPE_CHECKING:
-    from bespokefl.flower.silo import Silo
+    from bespokefl.flower.silo.silo import Silo
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Place:
     def open(self) -> "Silo":
         from bespokefl.experiments.reading import parse_setting, read_experiment
         from bespokefl.experiments.resolve import load_data
-        from bespokefl.flower.silo import open_silo
+        from bespokefl.flower.silo.silo import open_silo
 
         if bool(self.data) == bool(self.experiment):
             raise InputError("a node needs either --data (its own samples) or --experiment (simulated clients).")

@@ -25,12 +25,12 @@ from bespokefl.data.dataset import IntArray
 from bespokefl.engines import Engine
 from bespokefl.engines.base import Job, Resident
 from bespokefl.evaluation.scorer import Scorer
-from bespokefl.flower.asked import Asked
-from bespokefl.flower.holdings import Holdings
 from bespokefl.flower.refusal import Refused
-from bespokefl.flower.terms import Limits
-from bespokefl.flower.vault import Vault
-from bespokefl.flower.wire import leaves_by_name
+from bespokefl.flower.silo.asked import Asked
+from bespokefl.flower.silo.silo_data import Holdings
+from bespokefl.flower.silo.state_store import Vault
+from bespokefl.flower.silo.terms import Limits
+from bespokefl.flower.transport.codec import leaves_by_name
 
 PRECISIONS = {"float32": torch.float32, "float64": torch.float64, "bf16": torch.float32}
 

@@ -1,4 +1,4 @@
-"""`python -m bespokefl.flower.superlink`: Flower's SuperLink, with its operator's side closed to the network.
+"""`python -m bespokefl.flower.transport.superlink`: Flower's SuperLink, with its operator's side closed to the network.
 
 Takes the arguments of `flower-superlink`. Flower serves nodes (Fleet API) and the operator (Control and Runtime APIs)
 on one port, and the operator's side asks nobody who he is: whoever reaches the port could register keys, stop runs
@@ -14,8 +14,8 @@ from flwr.superlink.main import create_app
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from bespokefl.flower.processes import end_with_parent
-from bespokefl.flower.version import require_flower
+from bespokefl.flower.transport.processes import end_with_parent
+from bespokefl.flower.transport.version import require_flower
 
 FOR_NODES = "/v1/fleet/"
 

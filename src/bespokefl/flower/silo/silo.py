@@ -26,12 +26,12 @@ from bespokefl.engines import build_engine
 from bespokefl.errors import BespokeError, InputError
 from bespokefl.experiments.schema import Experiment
 from bespokefl.flower import limits
-from bespokefl.flower.envelope import Array, Envelope
-from bespokefl.flower.holdings import Holdings, Own, Simulated
 from bespokefl.flower.refusal import Refused
-from bespokefl.flower.terms import SIMULATED, Limits, parse_limits, told
-from bespokefl.flower.wire import KEYS, digest, packed, unpacked
-from bespokefl.flower.workshop import Agreement, Workshop, check_samples
+from bespokefl.flower.silo.silo_data import Holdings, Own, Simulated
+from bespokefl.flower.silo.silo_run import Agreement, Workshop, check_samples
+from bespokefl.flower.silo.terms import SIMULATED, Limits, parse_limits, told
+from bespokefl.flower.transport.codec import KEYS, digest, packed, unpacked
+from bespokefl.flower.transport.envelope import Array, Envelope
 from bespokefl.plain import one_line
 from bespokefl.results.files import read_json, write_atomically, write_json
 from bespokefl.results.model_file import write_model

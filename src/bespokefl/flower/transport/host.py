@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bespokefl.errors import InputError, RunError
-from bespokefl.flower.certs import Certificates, read_public_key
-from bespokefl.flower.control import Control
-from bespokefl.flower.processes import Child
+from bespokefl.flower.transport.certs import Certificates, read_public_key
+from bespokefl.flower.transport.control import Control
+from bespokefl.flower.transport.processes import Child
 
 START_UP = 60.0  # seconds; three on a quiet machine
 LOCAL = "127.0.0.1"
@@ -51,7 +51,7 @@ def hosted(hosting: Hosting, keys: Iterable[Path]) -> Iterator["SuperLink"]:
     environment = {"FLWR_HOME": str(hosting.folder)}
     log = hosting.folder / "superlink.log"
     try:
-        with Child("bespokefl.flower.superlink", _arguments(hosting, secret_file), log, environment) as child:
+        with Child("bespokefl.flower.transport.superlink", _arguments(hosting, secret_file), log, environment) as child:
             _wait_until_up(child, hosting.port)
             ca = None if hosting.certificates is None else hosting.certificates.ca
             control = Control(f"{LOCAL}:{hosting.port}", ca, secret)

@@ -13,9 +13,9 @@ from bespokefl.evaluation.fit import check_fit
 from bespokefl.experiments import resolve
 from bespokefl.experiments.schema import Experiment
 from bespokefl.flower import limits
-from bespokefl.flower.census import Kind, RemoteCensus, kind_of
-from bespokefl.flower.expectation import made_up
-from bespokefl.flower.terms import Limits
+from bespokefl.flower.server.census import Kind, RemoteCensus, kind_of
+from bespokefl.flower.server.upload_schema import made_up
+from bespokefl.flower.silo.terms import Limits
 from bespokefl.plain import one_line
 
 

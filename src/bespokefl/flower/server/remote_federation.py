@@ -27,14 +27,14 @@ from bespokefl.federation.attacks import Attack
 from bespokefl.federation.loop import RoundLoop, RoundRecord
 from bespokefl.federation.privacy import PrivacySettings
 from bespokefl.federation.secret import new_key
-from bespokefl.flower.census import RemoteCensus
-from bespokefl.flower.envelope import Envelope
-from bespokefl.flower.expectation import Expectation, made_up
-from bespokefl.flower.roster import POLL, Roster
-from bespokefl.flower.scores import Scores
-from bespokefl.flower.silo import NO_TRAIN_SCORES
-from bespokefl.flower.site import RemoteSite, norm_of
-from bespokefl.flower.wire import packed
+from bespokefl.flower.server.census import RemoteCensus
+from bespokefl.flower.server.membership import POLL, Roster
+from bespokefl.flower.server.remote_clients import RemoteSite, norm_of
+from bespokefl.flower.server.scores import Scores
+from bespokefl.flower.server.upload_schema import Expectation, made_up
+from bespokefl.flower.silo.silo import NO_TRAIN_SCORES
+from bespokefl.flower.transport.codec import packed
+from bespokefl.flower.transport.envelope import Envelope
 
 ENGINE = "federation"
 

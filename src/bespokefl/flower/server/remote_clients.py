@@ -17,15 +17,15 @@ from bespokefl.core.task import Task
 from bespokefl.core.trees import Tree
 from bespokefl.engines.variants import outline
 from bespokefl.errors import InputError, RunError
-from bespokefl.flower import answers
-from bespokefl.flower.bounds import Seen, capped, changes
-from bespokefl.flower.envelope import Envelope
-from bespokefl.flower.expectation import Expectation
 from bespokefl.flower.refusal import Refused
-from bespokefl.flower.roster import Roster
-from bespokefl.flower.silo import UNKNOWN_RUN
-from bespokefl.flower.vault import INITIAL, LOST
-from bespokefl.flower.wire import Form, packed, unpacked
+from bespokefl.flower.server import answers
+from bespokefl.flower.server.bounds import Seen, capped, changes
+from bespokefl.flower.server.membership import Roster
+from bespokefl.flower.server.upload_schema import Expectation
+from bespokefl.flower.silo.silo import UNKNOWN_RUN
+from bespokefl.flower.silo.state_store import INITIAL, LOST
+from bespokefl.flower.transport.codec import Form, packed, unpacked
+from bespokefl.flower.transport.envelope import Envelope
 
 T = TypeVar("T")
 

@@ -17,11 +17,11 @@ from bespokefl.experiments.running import Outcome, make_folder, make_plan, run_p
 from bespokefl.experiments.schema import AlgorithmChoice, CheckpointSection, Document, Experiment
 from bespokefl.experiments.selection import choose_rule
 from bespokefl.federation.attacks import Attack
-from bespokefl.flower.census import RemoteCensus
-from bespokefl.flower.envelope import Transport
-from bespokefl.flower.remote import RemoteFederation
-from bespokefl.flower.roster import Roster
-from bespokefl.flower.suitability import Suitability
+from bespokefl.flower.server.census import RemoteCensus
+from bespokefl.flower.server.membership import Roster
+from bespokefl.flower.server.remote_federation import RemoteFederation
+from bespokefl.flower.server.suitability import Suitability
+from bespokefl.flower.transport.envelope import Transport
 from bespokefl.interrupts import Interrupted, stop_on_signals
 from bespokefl.progress import Reporter
 from bespokefl.results.files import write_csv

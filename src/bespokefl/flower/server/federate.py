@@ -15,17 +15,17 @@ from bespokefl.experiments.reading import parse_setting, read_experiment
 from bespokefl.experiments.resolve import load_data
 from bespokefl.experiments.running import Outcome
 from bespokefl.experiments.schema import Experiment
-from bespokefl.flower.certs import make_certificates
-from bespokefl.flower.host import LOCAL, Hosting, SuperLink, free_port, hosted
-from bespokefl.flower.place import Place, shares
-from bespokefl.flower.processes import Child, check_alive
-from bespokefl.flower.server import serve
-from bespokefl.flower.transport import GridTransport
-from bespokefl.flower.watched import NodeReporter, WatchedTransport
-from bespokefl.flower.worker import Assignment
+from bespokefl.flower.server.monitor import NodeReporter, WatchedTransport
+from bespokefl.flower.server.serve import serve
+from bespokefl.flower.silo.silo_spec import Place, shares
+from bespokefl.flower.silo.worker import Assignment
+from bespokefl.flower.transport.certs import make_certificates
+from bespokefl.flower.transport.host import LOCAL, Hosting, SuperLink, free_port, hosted
+from bespokefl.flower.transport.link import GridTransport
+from bespokefl.flower.transport.processes import Child, check_alive
 from bespokefl.progress import Reporter
 
-TRY_OUT = Path(__file__).parent / "tryout.toml"
+TRY_OUT = Path(__file__).parents[1] / "tryout.toml"
 FOLDER = "federation"  # below the output folder: what the nodes keep, and the logs
 
 
@@ -109,4 +109,4 @@ def _start(assignment: Assignment, log: Path, nodes: int) -> Child:
     """A node that shares this machine's cores with the others."""
     threads = str(max(1, (os.cpu_count() or 1) // nodes))
     env = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", threads)}
-    return Child("bespokefl.flower.supervisor", [assignment.to_json()], log, env)
+    return Child("bespokefl.flower.silo.supervisor", [assignment.to_json()], log, env)

@@ -14,7 +14,7 @@ from bespokefl.engines import Sequential
 from bespokefl.engines.base import Job, Resident
 from bespokefl.engines.variants import outline
 from bespokefl.errors import RunError
-from bespokefl.flower.wire import Form, leaves_by_name
+from bespokefl.flower.transport.codec import Form, leaves_by_name
 
 SAMPLES = 2  # of a made-up client, in each of its splits: what normalises over a batch needs more than one
 

@@ -1,6 +1,6 @@
 """Keeps a node going: its process is started again whenever it dies, until that cannot help.
 
-`python -m bespokefl.flower.supervisor SETTINGS` does so as a process of its own.
+`python -m bespokefl.flower.silo.supervisor SETTINGS` does so as a process of its own.
 """
 
 import sys
@@ -8,10 +8,10 @@ import time
 from collections.abc import Callable
 
 from bespokefl.errors import BespokeError, InputError, RunError
-from bespokefl.flower.processes import Child, end_with_parent, stop_on_sigterm
-from bespokefl.flower.worker import REFUSED, WRONG_INPUT, Assignment
+from bespokefl.flower.silo.worker import REFUSED, WRONG_INPUT, Assignment
+from bespokefl.flower.transport.processes import Child, end_with_parent, stop_on_sigterm
 
-WORKER = "bespokefl.flower.worker"
+WORKER = "bespokefl.flower.silo.worker"
 SHORTEST, LONGEST = 1.0, 30.0  # seconds before the next start: doubled after each early death
 LIVED = 60.0  # seconds after which a death does not count as early
 

@@ -1,4 +1,4 @@
-"""`python -m bespokefl.flower.worker SETTINGS`: the process of a node, which its supervisor starts again if it dies."""
+"""`python -m bespokefl.flower.silo.worker SETTINGS`: the process of a node, which its supervisor starts again if it dies."""
 
 import contextlib
 import json
@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from bespokefl.errors import BespokeError, InputError
-from bespokefl.flower.place import Place
+from bespokefl.flower.silo.silo_spec import Place
 from bespokefl.plain import printable
 
 WRONG_INPUT, REFUSED = 2, 3  # exit codes after which another start would not help
@@ -34,8 +34,8 @@ class Assignment:
 
 def attend(assignment: Assignment) -> None:
     """Opens the silo and serves it until the process is stopped."""
-    from bespokefl.flower.certs import read_private_key
-    from bespokefl.flower.node import Node, make_fleet
+    from bespokefl.flower.silo.node import Node, make_fleet
+    from bespokefl.flower.transport.certs import read_private_key
 
     key = read_private_key(Path(assignment.key)) if assignment.key else None
     fleet = make_fleet(assignment.superlink, Path(assignment.ca) if assignment.ca else None, key)
@@ -46,9 +46,9 @@ def attend(assignment: Assignment) -> None:
 
 
 def main() -> int:
-    from bespokefl.flower.fleet import Refused
-    from bespokefl.flower.processes import end_with_parent, stop_on_sigterm
-    from bespokefl.flower.version import require_flower
+    from bespokefl.flower.transport.fleet import Refused
+    from bespokefl.flower.transport.processes import end_with_parent, stop_on_sigterm
+    from bespokefl.flower.transport.version import require_flower
 
     end_with_parent()
     stop_on_sigterm()

@@ -39,9 +39,11 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid import http_grid
 
 from bespokefl.errors import RunError
-from bespokefl.flower.fleet import NotAccepted, in_words
+from bespokefl.flower.transport.fleet import NotAccepted, in_words
 
-APP = Path(__file__).parent / "app"  # the bundle that a Flower user can `flwr run`; our nodes never ask for its code
+APP = (
+    Path(__file__).parents[1] / "app"
+)  # the bundle that a Flower user can `flwr run`; our nodes never ask for its code
 HEARTBEAT = 10.0  # seconds; Flower takes a task for dead after a minute
 ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 GIVE_UP = 30.0  # seconds after which a SuperLink that does not answer is given up

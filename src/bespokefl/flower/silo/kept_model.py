@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from bespokefl.errors import InputError
-from bespokefl.flower.silo import PERSONAL, RUN, RUNS
-from bespokefl.flower.terms import Limits
-from bespokefl.flower.workshop import Agreement, make_algorithm, make_task
+from bespokefl.flower.silo.silo import PERSONAL, RUN, RUNS
+from bespokefl.flower.silo.silo_run import Agreement, make_algorithm, make_task
+from bespokefl.flower.silo.terms import Limits
 from bespokefl.models import MODELS
 from bespokefl.products.export import Answers
 from bespokefl.products.predict import PersonalModel, chosen, classifying, load_model

@@ -17,12 +17,12 @@ from bespokefl.data.splits import SPLITS
 from bespokefl.errors import RunError
 from bespokefl.experiments.schema import Experiment, FederationSection
 from bespokefl.flower import limits
-from bespokefl.flower.answers import greeting
-from bespokefl.flower.census import NOBODY, RemoteCensus, all_classes, fitting, kind_of
-from bespokefl.flower.envelope import LATE, Envelope, Transport
-from bespokefl.flower.greetings import Greetings
 from bespokefl.flower.refusal import Refused, reading
-from bespokefl.flower.silo import PROTOCOL
+from bespokefl.flower.server.answers import greeting
+from bespokefl.flower.server.census import NOBODY, RemoteCensus, all_classes, fitting, kind_of
+from bespokefl.flower.server.greetings import Greetings
+from bespokefl.flower.silo.silo import PROTOCOL
+from bespokefl.flower.transport.envelope import LATE, Envelope, Transport
 from bespokefl.interrupts import Interrupted, StopRequest
 from bespokefl.plain import one_line
 from bespokefl.results.files import read_json, write_json

@@ -6,8 +6,8 @@ from bespokefl.core.program import Rows
 from bespokefl.evaluation.sample_metrics import UNBOUNDED, Judged
 from bespokefl.evaluation.scoring import Evaluation
 from bespokefl.flower import limits
-from bespokefl.flower.envelope import Envelope
 from bespokefl.flower.refusal import Refused
+from bespokefl.flower.transport.envelope import Envelope
 
 FURTHER = "further."
 

@@ -22,8 +22,8 @@ from bespokefl.core.tree_io import pack, unpack
 from bespokefl.core.trees import Tree
 from bespokefl.errors import RunError
 from bespokefl.experiments.checkpoint import separate
-from bespokefl.flower.envelope import Envelope
 from bespokefl.flower.refusal import Refused
+from bespokefl.flower.transport.envelope import Envelope
 from bespokefl.results.files import read_json, write_atomically
 
 INITIAL = 0  # the version of a client that has not taken part yet

@@ -16,8 +16,8 @@ from flwr.app import Array as FlowerArray
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
 from bespokefl.flower import limits
-from bespokefl.flower.envelope import Array, Envelope
 from bespokefl.flower.refusal import Refused, reading
+from bespokefl.flower.transport.envelope import Array, Envelope
 
 MESSAGE_TYPE = "query"  # the one kind of Flower message that carries all of ours; their own kind is in the header
 TYPES = ("float64", "float32", "float16", "int64", "int32", "int16", "int8", "uint16", "uint8", "bool")

@@ -4,8 +4,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from bespokefl.flower.envelope import Envelope, Reply, Transport
-from bespokefl.flower.processes import Child, check_alive
+from bespokefl.flower.transport.envelope import Envelope, Reply, Transport
+from bespokefl.flower.transport.processes import Child, check_alive
 from bespokefl.progress import Line, Reporter
 
 

@@ -21,9 +21,9 @@ from flwr.supercore.run import RunNotRunningException
 from flwr.superlink.grid.http_grid import HttpGrid
 
 from bespokefl.errors import RunError
-from bespokefl.flower.envelope import LATE, Envelope, Reply
-from bespokefl.flower.records import MESSAGE_TYPE, from_record, payload_bytes, to_record
 from bespokefl.flower.refusal import Refused, reading
+from bespokefl.flower.transport.envelope import LATE, Envelope, Reply
+from bespokefl.flower.transport.records import MESSAGE_TYPE, from_record, payload_bytes, to_record
 
 SHORTEST, LONGEST, SHARE = 0.1, 1.0, 0.1  # seconds between two looks: a share of the time waited, between these
 TTL_SLACK = 10.0  # seconds that a message outlives its deadline, for clocks that differ

@@ -17,8 +17,8 @@ from torch import Tensor
 from bespokefl.core.tree_io import pack, unpack
 from bespokefl.core.trees import Tree, is_finite
 from bespokefl.flower import limits
-from bespokefl.flower.envelope import Array, Envelope
 from bespokefl.flower.refusal import Refused, reading
+from bespokefl.flower.transport.envelope import Array, Envelope
 
 DTYPES = frozenset(["float64", "float32", "float16", "int64", "int32", "int16", "int8", "uint8", "bool"])
 BFLOAT16 = "bfloat16"  # numpy has none: it travels as uint16, and the header names such arrays

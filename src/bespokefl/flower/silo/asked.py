@@ -12,7 +12,7 @@ from pathlib import Path
 
 from bespokefl.core.exchange import Exchange
 from bespokefl.flower.refusal import Refused
-from bespokefl.flower.terms import Limits
+from bespokefl.flower.silo.terms import Limits
 from bespokefl.results.files import read_json, write_atomically
 
 ASKED = "asked.json"
