@@ -32,13 +32,13 @@ from rich.table import Table
 
 from bespokefl import models
 from bespokefl.algorithms import ALGORITHMS, Algorithm, build_algorithm
-from bespokefl.core.task import Pass, Task
+from bespokefl.core import InputError, Pass, Task
 from bespokefl.core.trees import numel
 from bespokefl.engines import Sequential, Vectorized, pick_device
 from bespokefl.engines.memory import peak_bytes
-from bespokefl.errors import InputError, unknown_name
+from bespokefl.errors import unknown_name
 from bespokefl.experiments.bench import BATCH, CLASSES, GPU_STEPS, SETTINGS, synthetic
-from bespokefl.federation.federation import Federation
+from bespokefl.federation import Federation
 
 YARDSTICK = "fedavg"
 PAPERS = ("plgu-lf", "plgu-grep", "plgu-ghn", "pgfed", "pgfedmo", "fedpg", "s-fedpg", "lg-mix")

@@ -16,12 +16,12 @@ import torch
 
 from bespokefl import models
 from bespokefl.algorithms import build_algorithm
-from bespokefl.core.task import Task
+from bespokefl.core import Task
 from bespokefl.data import FederatedData
 from bespokefl.engines import Vectorized, pick_device
 from bespokefl.experiments.bench import CLASSES
 from bespokefl.experiments.selection import g_rows
-from bespokefl.federation.federation import Federation
+from bespokefl.federation import Federation
 
 
 def federation(model: str, clients: int, images: int, device: torch.device) -> Federation:

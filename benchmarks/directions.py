@@ -21,13 +21,13 @@ from rich.table import Table
 
 from bespokefl import models
 from bespokefl.algorithms.fedpg import FedPG
-from bespokefl.core.cohort import Cohort
-from bespokefl.core.solvers import EPS, Floats, active_set, factor, gram, min_norm, nearest_directions
+from bespokefl.core import Cohort, gram, min_norm, nearest_directions
+from bespokefl.core.solvers import EPS, Floats, active_set, factor
 from bespokefl.core.trees import combine
 from bespokefl.data import FederatedData
 from bespokefl.engines import Vectorized
 from bespokefl.experiments.bench import CLASSES
-from bespokefl.federation.federation import Federation
+from bespokefl.federation import Federation
 
 CLIENTS, SAMPLES, PIXELS = 100, 600, 784
 REPEATS = 5

@@ -15,10 +15,10 @@ from rich.table import Table
 from bespokefl import models
 from bespokefl.algorithms.ditto import Ditto
 from bespokefl.algorithms.fedavg import FedAvg
-from bespokefl.core.task import Task
+from bespokefl.core import Task
 from bespokefl.core.trees import nbytes
 from bespokefl.experiments.bench import synthetic
-from bespokefl.federation.federation import Federation
+from bespokefl.federation import Federation
 
 SIZES = (100, 10_000)
 PER_CLIENT, ROUNDS, WARM_UP = 100, 30, 5

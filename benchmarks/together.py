@@ -18,11 +18,11 @@ from rich.table import Table
 
 from bespokefl import models
 from bespokefl.algorithms import ALGORITHMS, build_algorithm
-from bespokefl.core.task import Task
+from bespokefl.core import Task
 from bespokefl.engines import Engine, Vectorized, pick_device
 from bespokefl.engines.together import Together
 from bespokefl.experiments.bench import BATCH, CLASSES, SETTINGS, now, synthetic
-from bespokefl.federation.federation import Federation
+from bespokefl.federation import Federation
 
 WARM_UP = 3  # rounds: tracing, capturing
 

@@ -12,13 +12,22 @@ from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
-from bespokefl.algorithms import Algorithm, Setup
-from bespokefl.core.cohort import Cohort
-from bespokefl.core.hyper import hyper
-from bespokefl.core.program import Call, Down, Phase, Program
-from bespokefl.core.task import Batch, Task
-from bespokefl.core.trees import Model, Tree, axpy, mean, sub, zeros
-from bespokefl.errors import InputError
+from bespokefl.core import (
+    Algorithm,
+    Batch,
+    Call,
+    Cohort,
+    Down,
+    InputError,
+    Model,
+    Phase,
+    Program,
+    Setup,
+    Task,
+    Tree,
+    hyper,
+)
+from bespokefl.core.trees import axpy, mean, sub, zeros
 
 
 class Local(NamedTuple):
@@ -82,7 +91,7 @@ def main() -> None:
 
     from bespokefl.algorithms.fedavg import FedAvg
     from bespokefl.data import load
-    from bespokefl.federation.federation import Federation
+    from bespokefl.federation import Federation
     from bespokefl.models import build
 
     data = load("digits", clients=10, partition="labels", labels_per_client=3)

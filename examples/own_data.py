@@ -10,7 +10,7 @@ from torch import nn
 
 from bespokefl.algorithms import build_algorithm
 from bespokefl.data import FederatedData
-from bespokefl.federation.federation import Federation
+from bespokefl.federation import Federation
 
 PATIENTS = {"north": 120, "east": 60, "south": 300, "west": 80, "centre": 200}
 VALUES = 20

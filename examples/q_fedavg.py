@@ -10,13 +10,9 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from bespokefl.algorithms import Training
 from bespokefl.algorithms.fedavg import Kept, LocalSGD
-from bespokefl.core.cohort import Cohort
-from bespokefl.core.hyper import hyper
-from bespokefl.core.program import Down, Phase, Program, ordered
-from bespokefl.core.task import Batch, Task
-from bespokefl.core.trees import Tree, drop, flat, mean, shift, sub
+from bespokefl.core import Batch, Cohort, Down, Phase, Program, Task, Training, Tree, hyper, ordered
+from bespokefl.core.trees import drop, flat, mean, shift, sub
 
 
 class Local(NamedTuple):

@@ -11,11 +11,10 @@ from tests.algorithms import small
 from torch import nn
 
 from bespokefl.algorithms import ALGORITHMS, build_algorithm
-from bespokefl.core.task import Task
+from bespokefl.core import InputError, Task
 from bespokefl.engines import Engine, Sequential, Vectorized
-from bespokefl.errors import InputError
 from bespokefl.experiments.reading import parse_experiment
-from bespokefl.federation.federation import Federation
+from bespokefl.federation import Federation
 
 ADAM = {"optimizer": "adam", "lr": 0.01, "momentum": 0.0, "betas": [0.8, 0.9]}
 REFUSE = {"fedpg", "s-fedpg", "per-fedavg", "pfedme", "plgu-grep"}

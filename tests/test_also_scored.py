@@ -17,8 +17,8 @@ from bespokefl.data import load
 from bespokefl.errors import InputError
 from bespokefl.experiments.features import feature_figures
 from bespokefl.experiments.reading import read_experiment
+from bespokefl.federation import Federation
 from bespokefl.federation.attacks import Attack
-from bespokefl.federation.federation import Federation
 from bespokefl.results.evaluations import EVALUATIONS, read_series
 from bespokefl.results.facts import read_facts
 from bespokefl.results.files import read_csv

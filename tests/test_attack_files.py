@@ -9,8 +9,7 @@ import pytest
 import torch
 from tests.test_experiment import accuracy, data_of, lines, rows, run, summary
 
-from bespokefl.core.rng import stream
-from bespokefl.errors import InputError
+from bespokefl.core import InputError, stream
 from bespokefl.experiments.checkpoint import load_newest
 from bespokefl.results.files import read_runs
 from bespokefl.results.table import caption, method_rows

@@ -9,16 +9,12 @@ import torch
 from tests.test_contract import CLASSES, assert_close, assert_same, federate, make_data, snapshot
 
 from bespokefl.algorithms import ALGORITHMS
-from bespokefl.core.algorithm import OneModel, Training
-from bespokefl.core.cohort import Cohort
-from bespokefl.core.program import Phase, Program
-from bespokefl.core.task import Task
+from bespokefl.core import Cohort, InputError, OneModel, Phase, Program, RunError, Task, Training
 from bespokefl.core.trees import leaves, tree_map
 from bespokefl.data import FederatedData
 from bespokefl.engines import Sequential, Vectorized
-from bespokefl.errors import InputError, RunError
+from bespokefl.federation import Federation
 from bespokefl.federation.attacks import Attack, flip_labels
-from bespokefl.federation.federation import Federation
 
 MALICIOUS = 1
 COHORT = [0, 1, 3]

@@ -13,18 +13,16 @@ from torch import Tensor, nn
 
 from bespokefl.algorithms.fedavg import FedAvg
 from bespokefl.algorithms.local import Local
-from bespokefl.core.algorithm import Training
-from bespokefl.core.task import Task
+from bespokefl.core import InputError, Task, Training
 from bespokefl.data.federated import FederatedData
 from bespokefl.engines import Sequential, Vectorized
 from bespokefl.engines.base import Job, Resident, Result
-from bespokefl.errors import InputError
 from bespokefl.evaluation.segmentation_metrics import boundary
 from bespokefl.experiments.loss_surface import surfaces
 from bespokefl.experiments.selection import Selection
+from bespokefl.federation import Federation
 from bespokefl.federation import federation as federation_module
 from bespokefl.federation.attacks import Attack
-from bespokefl.federation.federation import Federation
 from bespokefl.results.summary import further_figures
 
 ENGINES = ["sequential", "vectorized"]

@@ -10,13 +10,12 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from bespokefl.algorithms import ALGORITHMS, Algorithm, build_algorithm
+from bespokefl.core import RunError, Task
 from bespokefl.core.acting import ALWAYS, conditions
-from bespokefl.core.task import Task
 from bespokefl.data import FederatedData
 from bespokefl.engines import Engine, Sequential, Vectorized
 from bespokefl.engines.base import Job, Result
-from bespokefl.errors import RunError
-from bespokefl.federation.federation import Federation
+from bespokefl.federation import Federation
 
 SIZES = (5, 12, 23, 2, 40, 17, 9)  # ragged: with batches of 8, clients of 1 to 5 steps an epoch, last ones of 1 to 8
 CLASSES = 3

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 from torch.nn import functional as F
 
-from bespokefl.core.task import Batch, Task
+from bespokefl.core import Batch, Task
 from bespokefl.nn import convolution
 from bespokefl.nn.convolution import FEW_CHANNELS, VERY_FEW_CHANNELS, VERY_MANY_CHANNELS, Geometry, convolve
 from bespokefl.nn.stand_ins import StackableConv2d, stacked_clients, with_stand_ins

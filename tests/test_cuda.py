@@ -10,12 +10,12 @@ from tests.flattening_networks import NETWORKS
 from torch import nn
 
 from bespokefl.algorithms import ALGORITHMS, build_algorithm
-from bespokefl.core.task import Task
+from bespokefl.core import Task
 from bespokefl.data import FederatedData
 from bespokefl.engines import Engine, Sequential, Vectorized, steppers
 from bespokefl.engines.together import Together
 from bespokefl.experiments.running import side_by_side
-from bespokefl.federation.federation import Federation
+from bespokefl.federation import Federation
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),

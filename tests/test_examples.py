@@ -20,11 +20,10 @@ from torch import nn
 
 import bespokefl
 from bespokefl.algorithms.fedavg import FedAvg
-from bespokefl.core.task import Task
+from bespokefl.core import InputError, Task
 from bespokefl.data import FederatedData
 from bespokefl.engines import Sequential, Vectorized
-from bespokefl.errors import InputError
-from bespokefl.federation.federation import Federation
+from bespokefl.federation import Federation
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 LR, EPOCHS = 0.3, 3

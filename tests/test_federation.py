@@ -10,11 +10,10 @@ from torch import nn
 
 from bespokefl.algorithms.fedavg import FedAvg
 from bespokefl.algorithms.local import Local
-from bespokefl.core.task import Task
+from bespokefl.core import InputError, Task
 from bespokefl.data import FederatedData
 from bespokefl.engines import Sequential, Vectorized
-from bespokefl.errors import InputError
-from bespokefl.federation.federation import Federation
+from bespokefl.federation import Federation
 
 
 def make_data(targets: str = "labels") -> FederatedData:

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from bespokefl.algorithms import build_algorithm
-from bespokefl.core.task import Task
+from bespokefl.core import InputError, Task
 from bespokefl.data import FederatedData
-from bespokefl.errors import InputError
-from bespokefl.federation.federation import Federation
+from bespokefl.federation import Federation
 
 F = nn.functional
 BAD_LOSSES: list[tuple[Callable[[Tensor, Tensor], Any], str]] = [

@@ -17,12 +17,11 @@ from typer.testing import CliRunner
 
 from bespokefl.algorithms import build_algorithm
 from bespokefl.cli import app
-from bespokefl.core.task import Batch, Task
+from bespokefl.core import Batch, InputError, Task
 from bespokefl.data import FederatedData
 from bespokefl.engines import Engine, Sequential, Vectorized
-from bespokefl.errors import InputError
 from bespokefl.experiments.loss_surface import surfaces
-from bespokefl.federation.federation import Federation
+from bespokefl.federation import Federation
 from bespokefl.models import MODELS, ModelSpec
 
 SHAPE, CLASSES = (2, 8, 8), 3

@@ -6,8 +6,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from bespokefl.core.losses import cross_entropy, dice_loss, hit
-from bespokefl.core.task import Batch, Task
+from bespokefl.core import Batch, Task, cross_entropy
+from bespokefl.core.losses import dice_loss, hit
 
 KEY = torch.zeros((), dtype=torch.int64)
 

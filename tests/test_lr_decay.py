@@ -13,16 +13,13 @@ from torch import nn
 from bespokefl.algorithms import ALGORITHMS, Algorithm, build_algorithm
 from bespokefl.algorithms.fedavg import FedAvg
 from bespokefl.algorithms.fedpg import FedPG
-from bespokefl.core.program import Down
-from bespokefl.core.task import Batch, Pass, Task
-from bespokefl.core.trees import Model
+from bespokefl.core import Batch, Down, InputError, Model, Pass, Task
 from bespokefl.data import FederatedData
 from bespokefl.engines import Engine, Sequential, Vectorized
 from bespokefl.engines.together import Together
-from bespokefl.errors import InputError
 from bespokefl.experiments.reading import parse_experiment
 from bespokefl.experiments.resolve import make_algorithm
-from bespokefl.federation.federation import Federation
+from bespokefl.federation import Federation
 
 SETTINGS: dict[str, Any] = {"lr": 0.05, "momentum": 0.9, "local_epochs": 1, "batch_size": 4, "lr_decay": 0.5}
 FEW = ("fedavg", "apfl", "pgfedmo", "s-fedpg")  # of different kinds; the others take minutes

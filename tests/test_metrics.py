@@ -21,7 +21,7 @@ from bespokefl.evaluation.metrics import (
     tails,
 )
 from bespokefl.experiments.selection import g_rows, s_rows
-from bespokefl.federation.federation import Federation
+from bespokefl.federation import Federation
 
 accuracies = st.lists(st.floats(0, 1), min_size=1, max_size=150)
 

@@ -12,10 +12,9 @@ from rich.console import Console
 from torch.nn import functional as F
 
 from bespokefl import models
-from bespokefl.core.rng import stream
+from bespokefl.core import InputError, stream
 from bespokefl.data import FederatedData, load
 from bespokefl.data.held_out import HoldOut
-from bespokefl.errors import InputError
 from bespokefl.experiments.load_run import restored_run
 from bespokefl.experiments.one_run import CONFIG_NOTE, DATA_NOTE
 from bespokefl.experiments.reading import parse_experiment, read_experiment

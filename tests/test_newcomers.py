@@ -16,15 +16,12 @@ from bespokefl.algorithms import ALGORITHMS, Algorithm, build_algorithm
 from bespokefl.algorithms.fedavg import FedAvg
 from bespokefl.algorithms.fedrep import FedRep
 from bespokefl.algorithms.local import Local
+from bespokefl.core import Batch, InputError, Model, stream
 from bespokefl.core.acting import ALWAYS, conditions
-from bespokefl.core.rng import stream
-from bespokefl.core.task import Batch
-from bespokefl.core.trees import Model
 from bespokefl.data import FederatedData
 from bespokefl.engines.sequential import Sequential
 from bespokefl.engines.vectorized import Vectorized
-from bespokefl.errors import InputError
-from bespokefl.federation.federation import Federation
+from bespokefl.federation import Federation
 from bespokefl.federation.new_clients import Joined, Joining, join
 
 LR, EPOCHS = 0.2, 3

@@ -18,12 +18,10 @@ from typer.testing import CliRunner
 from bespokefl import models
 from bespokefl.algorithms import Algorithm, build_algorithm
 from bespokefl.cli import app
-from bespokefl.core.losses import class_logits
-from bespokefl.core.task import Batch, Task
+from bespokefl.core import Batch, InputError, Task, class_logits
 from bespokefl.data import FederatedData, load
-from bespokefl.errors import InputError
 from bespokefl.evaluation.binary_metrics import binary_scores
-from bespokefl.federation.federation import Federation
+from bespokefl.federation import Federation
 from bespokefl.federation.new_clients import Joining, join
 from bespokefl.products.predict import load_personal_model
 from bespokefl.results.files import read_csv

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bespokefl.core.optim import SGD, Adam
+from bespokefl.core import SGD, Adam
 
 SETTINGS = [(0.0, 0.0), (0.9, 0.0), (0.0, 0.01), (0.5, 0.1)]
 NAMES = ["w", "b", "frozen"]

@@ -14,15 +14,13 @@ from tests.flower.memory import Memory, Notes, experiment, remote, shards
 from tests.test_contract import MODELS, make_data
 
 from bespokefl.algorithms import ALGORITHMS, build_algorithm
-from bespokefl.core.clients import Ledger, Transfer
-from bespokefl.core.program import Order
-from bespokefl.core.task import Task
+from bespokefl.core import InputError, Order, Task, Transfer
+from bespokefl.core.clients import Ledger
 from bespokefl.core.trees import flat
 from bespokefl.engines import Sequential, Vectorized
-from bespokefl.errors import InputError
 from bespokefl.experiments import resolve
 from bespokefl.experiments.running import run_experiment
-from bespokefl.federation.federation import Federation
+from bespokefl.federation import Federation
 from bespokefl.federation.privacy import Privacy, PrivacySettings
 from bespokefl.federation.secret import chosen, normal_numbers
 from bespokefl.flower.server.remote_federation import RemoteFederation

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bespokefl.core.program import Batches, Phase, Program, Rows, ordered, plan_phases, shuffled
-from bespokefl.core.rng import stream
+from bespokefl.core import Batches, Phase, Program, Rows, ordered, shuffled, stream
+from bespokefl.core.program import plan_phases
 
 ROWS = np.arange(100, 123, dtype=np.int64)  # 23 rows, not starting at 0
 

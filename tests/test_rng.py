@@ -5,7 +5,8 @@ import zlib
 import numpy as np
 import pytest
 
-from bespokefl.core.rng import derived_seed, step_keys, stream
+from bespokefl.core import derived_seed, stream
+from bespokefl.core.rng import step_keys
 
 MASK = 2**64 - 1
 

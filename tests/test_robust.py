@@ -14,11 +14,9 @@ from tests.test_contract import algorithm, assert_close, assert_same, federate, 
 
 from bespokefl.algorithms import ALGORITHMS
 from bespokefl.algorithms.fedavg import FedAvg
-from bespokefl.core import robust
-from bespokefl.core.averaging import ModelAveraging
-from bespokefl.core.trees import Model, mean, rows, sub
+from bespokefl.core import InputError, Model, ModelAveraging, RunError, robust
+from bespokefl.core.trees import mean, rows, sub
 from bespokefl.engines import Sequential, Vectorized
-from bespokefl.errors import InputError, RunError
 from bespokefl.federation.attacks import Attack
 
 Array = NDArray[np.float64]

@@ -10,13 +10,10 @@ from torch.nn import functional as F
 
 from bespokefl.algorithms.fedavg import FedAvg
 from bespokefl.algorithms.local import Local
-from bespokefl.core import trees
-from bespokefl.core.task import Task
-from bespokefl.core.trees import Model
+from bespokefl.core import InputError, Model, Task, trees
 from bespokefl.data.federated import FederatedData
-from bespokefl.errors import InputError
 from bespokefl.evaluation.scoring import Evaluation
-from bespokefl.federation.federation import Federation
+from bespokefl.federation import Federation
 
 SIZES = [(30, 7), (12, 300), (5, 0), (21, 64)]  # train and test: more than a scoring batch, none, and some
 ENGINES = ["sequential", "vectorized"]

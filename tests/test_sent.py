@@ -13,7 +13,7 @@ from bespokefl.algorithms.fedper import FedPer
 from bespokefl.algorithms.fedrod import FedRoD
 from bespokefl.data import load
 from bespokefl.errors import InputError
-from bespokefl.federation.federation import Federation
+from bespokefl.federation import Federation
 from bespokefl.reproduce.views import View, curves
 
 

@@ -5,9 +5,8 @@ import torch
 from torch import Tensor, nn
 
 from bespokefl.algorithms._plgu.sharpness import equal_scores, largest, lwsam, only, scores
-from bespokefl.core.layer_groups import Part, layers_of
-from bespokefl.core.task import Task
-from bespokefl.core.trees import Model, norm
+from bespokefl.core import Model, Part, Task, layers_of
+from bespokefl.core.trees import norm
 from bespokefl.models import build
 
 TWO = (Part(("a",), ()), Part(("b",), ()))

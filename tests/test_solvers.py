@@ -10,18 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import minimize
 
-from bespokefl.core.solvers import (
-    CHUNK,
-    Floats,
-    active_set,
-    factor,
-    gap,
-    gram,
-    min_norm,
-    min_norm_near,
-    nearest_directions,
-    squared_distances,
-)
+from bespokefl.core import gram, min_norm, min_norm_near, nearest_directions
+from bespokefl.core.solvers import CHUNK, Floats, active_set, factor, gap, squared_distances
 
 KINDS = ("plain", "one-sided", "duplicates", "nearly collinear", "a zero column", "1e-12 to 1e12", "opposite")
 

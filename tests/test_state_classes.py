@@ -12,14 +12,10 @@ from torch import Tensor, nn
 
 from bespokefl.algorithms import fedavg
 from bespokefl.algorithms.fedavg import FedAvg
-from bespokefl.core.algorithm import Setup
-from bespokefl.core.cohort import Cohort
-from bespokefl.core.task import Task
+from bespokefl.core import Cohort, InputError, Model, RunError, Setup, Task, Tree
 from bespokefl.core.tree_io import pack, unpack
-from bespokefl.core.trees import Model, Tree
 from bespokefl.data import FederatedData
-from bespokefl.errors import InputError, RunError
-from bespokefl.federation.federation import Federation
+from bespokefl.federation import Federation
 
 
 class Kept(NamedTuple):

@@ -11,14 +11,13 @@ from torch import Tensor, nn
 
 from bespokefl.algorithms.fedavg import FedAvg
 from bespokefl.algorithms.local import Local
-from bespokefl.core.task import Batch, Task
+from bespokefl.core import Batch, InputError, Task
 from bespokefl.data import FederatedData, load
-from bespokefl.errors import InputError
 from bespokefl.experiments import loss_surface as surface_module
 from bespokefl.experiments.loss_surface import directions, loss_surface, surfaces
 from bespokefl.experiments.reading import parse_experiment
 from bespokefl.experiments.running import run_experiment
-from bespokefl.federation.federation import Federation
+from bespokefl.federation import Federation
 from bespokefl.progress import LineReporter
 from bespokefl.results.files import read_csv
 from bespokefl.results.surfaces import Surface, read_surfaces

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from bespokefl.core.losses import cross_entropy, hit, squared_error
-from bespokefl.core.task import Batch, Task
-from bespokefl.errors import InputError
+from bespokefl.core import Batch, InputError, Task, cross_entropy
+from bespokefl.core.losses import hit, squared_error
 
 KEY = torch.tensor(3)
 

@@ -121,7 +121,7 @@ def test_two_of_three_at_once_and_resuming(tmp_path: Path) -> None:
 
 
 def test_a_seed_that_fails_is_told_and_the_others_finish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from bespokefl.federation.federation import Federation
+    from bespokefl.federation import Federation
 
     evaluate = Federation.evaluate
 

@@ -18,11 +18,10 @@ from typer.testing import CliRunner
 from bespokefl import models
 from bespokefl.algorithms import build_algorithm
 from bespokefl.cli import app
-from bespokefl.core.task import Task
+from bespokefl.core import InputError, Task
 from bespokefl.data import FederatedData, load
 from bespokefl.engines import build_engine
-from bespokefl.errors import InputError
-from bespokefl.federation.federation import Federation
+from bespokefl.federation import Federation
 from bespokefl.federation.new_clients import Joining
 from bespokefl.flower.silo.silo import open_silo
 from bespokefl.products.adapt import adapt

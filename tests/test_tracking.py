@@ -305,6 +305,7 @@ def test_wrong_input(experiment: Path, tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_nothing_is_imported_unless_asked_for(experiment: Path, tmp_path: Path) -> None:
-    code = "import sys, bespokefl.experiments.running; assert not {'mlflow', 'tensorboard', 'sqlalchemy'} & set(sys.modules)"
+    heavy = "{'mlflow', 'tensorboard', 'sqlalchemy'}"
+    code = f"import sys, bespokefl.experiments.running; assert not {heavy} & set(sys.modules)"
     environment = os.environ | {"PYTHONPATH": str(Path(bespokefl.__file__).parents[1])}
     subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=60)

@@ -20,7 +20,7 @@ from bespokefl.data import FederatedData, load
 from bespokefl.errors import InputError
 from bespokefl.experiments import resolve
 from bespokefl.experiments.reading import experiment_document, parse_experiment, read_experiment
-from bespokefl.federation.federation import Federation
+from bespokefl.federation import Federation
 from bespokefl.interrupts import Interrupted
 from bespokefl.progress import LineReporter
 from bespokefl.tuning import Tuning, tune

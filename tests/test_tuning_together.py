@@ -13,7 +13,7 @@ from rich.console import Console
 from bespokefl.engines import Vectorized
 from bespokefl.engines.base import Job, Result
 from bespokefl.experiments.reading import parse_experiment
-from bespokefl.federation.federation import Federation
+from bespokefl.federation import Federation
 from bespokefl.interrupts import Interrupted
 from bespokefl.progress import LineReporter
 from bespokefl.tuning import Tuning, tune

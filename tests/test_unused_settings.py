@@ -17,7 +17,7 @@ from bespokefl.experiments import resolve
 from bespokefl.experiments.reading import parse_experiment, parse_setting, read_experiment
 from bespokefl.experiments.running import run_experiment
 from bespokefl.experiments.schema import Experiment
-from bespokefl.federation.federation import Federation
+from bespokefl.federation import Federation
 from bespokefl.progress import LineReporter
 from bespokefl.tuning.space import read_spaces
 

@@ -10,8 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from bespokefl.core.rng import stream
-from bespokefl.core.trees import Model
+from bespokefl.core import Model, stream
 from bespokefl.data.federated import FederatedData
 
 Array = NDArray[np.float64]

@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from bespokefl.algorithms import Algorithm
-from bespokefl.core.program import Program, plan_phases
-from bespokefl.core.task import Task
+from bespokefl.core import Program, Task
+from bespokefl.core.program import plan_phases
 from bespokefl.data.federated import FederatedData
 from bespokefl.engines import Engine
-from bespokefl.federation.federation import Federation
+from bespokefl.federation import Federation
 
 Array = NDArray[np.float64]
 Weights = dict[str, Array]  # by the names of the module below

@@ -18,7 +18,7 @@ from bespokefl.algorithms import Algorithm
 from bespokefl.algorithms.lg_mix import LGMix
 from bespokefl.algorithms.pgfed import PGFed, PGFedMo
 from bespokefl.core.trees import rows
-from bespokefl.federation.federation import Federation
+from bespokefl.federation import Federation
 from bespokefl.models.convnets import fedavg_cnn
 
 RECORDED: dict[str, Any] = json.loads((Path(__file__).parent / "authors_code.json").read_text())

@@ -17,7 +17,7 @@ from bespokefl.core.trees import leaves, numel
 from bespokefl.data import FederatedData
 from bespokefl.engines import Sequential
 from bespokefl.engines.base import Job, Result
-from bespokefl.federation.federation import Federation
+from bespokefl.federation import Federation
 
 SIZES = (23, 8)
 EPOCHS, BATCH = 2, 10

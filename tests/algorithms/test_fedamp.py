@@ -12,12 +12,10 @@ from bespokefl.algorithms import Algorithm
 from bespokefl.algorithms.fedamp import FedAMP
 from bespokefl.algorithms.fedprox import FedProx
 from bespokefl.algorithms.local import Local
-from bespokefl.core.task import Task
-from bespokefl.core.trees import Model
+from bespokefl.core import InputError, Model, Task
 from bespokefl.data.federated import FederatedData
 from bespokefl.engines import Sequential, Vectorized
-from bespokefl.errors import InputError
-from bespokefl.federation.federation import Federation
+from bespokefl.federation import Federation
 
 TRAINING: dict[str, Any] = {"lr": 0.1, "momentum": 0.9, "local_epochs": 2, "batch_size": 3}
 PARAMETERS = 21

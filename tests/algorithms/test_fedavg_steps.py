@@ -11,7 +11,7 @@ from bespokefl.algorithms.fedavg_steps import FedAvgSteps
 from bespokefl.data.federated import FederatedData
 from bespokefl.engines import Sequential, Vectorized
 from bespokefl.errors import InputError
-from bespokefl.federation.federation import Federation
+from bespokefl.federation import Federation
 
 SCHEDULE = [[0], [0, 1], [1], [0], [0, 1]]  # in the last three, all clients take a step whoever is asked
 TRAINING: dict[str, Any] = {"lr": 0.1, "momentum": 0.9, "local_epochs": 2, "batch_size": 3}

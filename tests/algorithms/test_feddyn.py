@@ -10,12 +10,10 @@ from torch import Tensor, nn
 
 from bespokefl.algorithms.fedavg import FedAvg
 from bespokefl.algorithms.feddyn import FedDyn
-from bespokefl.core.task import Task
-from bespokefl.core.trees import Model
+from bespokefl.core import InputError, Model, Task
 from bespokefl.data.federated import FederatedData
 from bespokefl.engines import Sequential, Vectorized
-from bespokefl.errors import InputError
-from bespokefl.federation.federation import Federation
+from bespokefl.federation import Federation
 
 TRAINING: dict[str, Any] = {"lr": 0.1, "momentum": 0.5, "local_epochs": 2, "batch_size": 3}
 SCHEDULE = [[0], [0, 1], [1]]

@@ -10,13 +10,11 @@ from tests.algorithms import small
 from bespokefl.algorithms import build_algorithm
 from bespokefl.algorithms.fedfomo import FedFomo, Server
 from bespokefl.algorithms.local import Local
-from bespokefl.core.cohort import Cohort
-from bespokefl.core.task import Task
+from bespokefl.core import Cohort, InputError, Task
 from bespokefl.data import load
 from bespokefl.data.federated import FederatedData
 from bespokefl.engines import Sequential, Vectorized
-from bespokefl.errors import InputError
-from bespokefl.federation.federation import Federation
+from bespokefl.federation import Federation
 from bespokefl.models import build
 
 TRAINING: dict[str, Any] = {"lr": 0.1, "momentum": 0.9, "local_epochs": 2, "batch_size": 3}

@@ -12,10 +12,10 @@ from torch import nn
 
 from bespokefl.algorithms.fedavg import FedAvg
 from bespokefl.algorithms.fedfv import FedFV
-from bespokefl.core.task import Task
+from bespokefl.core import Task
 from bespokefl.data.federated import FederatedData
 from bespokefl.engines import Sequential, Vectorized
-from bespokefl.federation.federation import Federation
+from bespokefl.federation import Federation
 
 TRAINING: dict[str, Any] = {"lr": 0.1, "momentum": 0.9, "local_epochs": 2, "batch_size": 3}
 PARAMETERS = 21

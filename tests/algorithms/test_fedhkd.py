@@ -12,13 +12,10 @@ from torch import nn
 
 from bespokefl.algorithms.fedavg import FedAvg
 from bespokefl.algorithms.fedhkd import FedHKD
-from bespokefl.core.algorithm import Setup
+from bespokefl.core import InputError, Setup, Task, keyed_normal
 from bespokefl.core.rng import step_keys
-from bespokefl.core.task import Task
 from bespokefl.engines import Sequential, Vectorized
-from bespokefl.errors import InputError
-from bespokefl.federation.federation import Federation
-from bespokefl.nn.counter_rng import keyed_normal
+from bespokefl.federation import Federation
 
 N, M, K = 21, 3, small.CLASSES  # parameters, features, classes
 LOCAL: dict[str, Any] = {"lr": 0.1, "momentum": 0.9, "local_epochs": 2, "batch_size": 3}

@@ -14,7 +14,7 @@ from bespokefl.algorithms.fedmgda import FedMGDAPlus
 from bespokefl.data.federated import FederatedData
 from bespokefl.engines import Sequential, Vectorized
 from bespokefl.errors import InputError
-from bespokefl.federation.federation import Federation
+from bespokefl.federation import Federation
 
 TRAINING: dict[str, Any] = {"lr": 0.1, "momentum": 0.9, "local_epochs": 2, "batch_size": 3}
 P0 = 7 / 11

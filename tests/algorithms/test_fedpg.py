@@ -13,21 +13,12 @@ from torch import Tensor, nn
 
 from bespokefl.algorithms.fedpg import FedPG, Last
 from bespokefl.algorithms.s_fedpg import SFedPG
-from bespokefl.core.common_direction import (
-    Columns,
-    Direction,
-    columns_of,
-    common_direction,
-    fairness_weights,
-    unfairness,
-)
-from bespokefl.core.solvers import min_norm
-from bespokefl.core.task import Task
+from bespokefl.core import InputError, RunError, Task, columns_of, common_direction, min_norm, unfairness
+from bespokefl.core.common_direction import Columns, Direction, fairness_weights
 from bespokefl.data import FederatedData
 from bespokefl.engines import Sequential, Vectorized
 from bespokefl.engines.base import Job, Result
-from bespokefl.errors import InputError, RunError
-from bespokefl.federation.federation import Federation
+from bespokefl.federation import Federation
 
 ENGINES = pytest.mark.parametrize("engine", [Sequential, Vectorized])
 EXACT: dict[str, Any] = {"grad_mode": "exact", "batch_size": None, "lr_decay": 1.0}

@@ -13,12 +13,10 @@ from torch import nn
 
 from bespokefl.algorithms.fedavg import FedAvg
 from bespokefl.algorithms.fedrod import FedRoD
-from bespokefl.core.program import Phase, Program
-from bespokefl.core.task import Task
+from bespokefl.core import InputError, Phase, Program, Task
 from bespokefl.data.federated import FederatedData
 from bespokefl.engines import Sequential, Vectorized
-from bespokefl.errors import InputError
-from bespokefl.federation.federation import Federation
+from bespokefl.federation import Federation
 
 N, N_HEAD = 21, 12
 LOCAL: dict[str, Any] = {"lr": 0.1, "momentum": 0.9, "local_epochs": 2, "batch_size": 3}

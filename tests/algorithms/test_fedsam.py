@@ -10,11 +10,10 @@ from torch import Tensor, nn
 
 from bespokefl.algorithms.fedavg import FedAvg
 from bespokefl.algorithms.fedsam import FedSAM
-from bespokefl.core.task import Task
+from bespokefl.core import InputError, Task
 from bespokefl.data.federated import FederatedData
 from bespokefl.engines import Sequential, Vectorized
-from bespokefl.errors import InputError
-from bespokefl.federation.federation import Federation
+from bespokefl.federation import Federation
 
 TRAINING: dict[str, Any] = {"lr": 0.1, "momentum": 0.9, "local_epochs": 2, "batch_size": 3}
 both_engines = pytest.mark.parametrize("engine", [Sequential, Vectorized])

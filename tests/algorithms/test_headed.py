@@ -10,12 +10,11 @@ from tests.flower import memory
 from torch import Tensor, nn
 
 from bespokefl.algorithms import build_algorithm
-from bespokefl.core.task import Task
+from bespokefl.core import InputError, Task
 from bespokefl.data import FederatedData
-from bespokefl.errors import InputError
 from bespokefl.experiments.reading import parse_experiment
 from bespokefl.experiments.running import prepare
-from bespokefl.federation.federation import Federation
+from bespokefl.federation import Federation
 
 METHODS = ("fedrod", "fedhkd", "splitgp")
 METHODS_AND_ENGINES = [(name, engine) for name in METHODS for engine in ("sequential", "vectorized")]

@@ -5,8 +5,8 @@ from typing import Any, Literal
 
 import pytest
 
-from bespokefl.core.hyper import checked, hyper, hyperparameters
-from bespokefl.errors import InputError
+from bespokefl.core import InputError, hyper
+from bespokefl.core.hyper import checked, hyperparameters
 
 
 @dataclass(frozen=True)

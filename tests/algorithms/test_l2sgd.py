@@ -9,9 +9,8 @@ from tests.algorithms import small
 from bespokefl.algorithms.fedavg import FedAvg
 from bespokefl.algorithms.l2sgd import L2SGD, runs
 from bespokefl.algorithms.local import Local
-from bespokefl.core.rng import stream
+from bespokefl.core import InputError, stream
 from bespokefl.engines import Sequential, Vectorized
-from bespokefl.errors import InputError
 
 TRAINING: dict[str, Any] = {"lr": 0.1, "momentum": 0.9, "local_epochs": 2, "batch_size": 3}
 SEED = 11  # of small.federate

@@ -12,14 +12,10 @@ from bespokefl.algorithms import Algorithm, build_algorithm
 from bespokefl.algorithms.fedavg import FedAvg
 from bespokefl.algorithms.lg_mix import DISTANCES, Kept, LGMix, share, valid, vectors
 from bespokefl.algorithms.local import Local
-from bespokefl.core.program import Batches, ordered
-from bespokefl.core.rng import stream
-from bespokefl.core.task import Batch, Task
-from bespokefl.core.trees import Model
+from bespokefl.core import Batch, Batches, InputError, Model, Task, ordered, stream
 from bespokefl.data.federated import FederatedData
 from bespokefl.engines import Sequential, Vectorized
-from bespokefl.errors import InputError
-from bespokefl.federation.federation import Federation
+from bespokefl.federation import Federation
 
 both_engines = pytest.mark.parametrize("engine", [Sequential, Vectorized])
 

@@ -13,12 +13,9 @@ from bespokefl.algorithms.ditto import Ditto
 from bespokefl.algorithms.fedavg import FedAvg
 from bespokefl.algorithms.fedprox import FedProx
 from bespokefl.algorithms.local import Local
-from bespokefl.core import trees
-from bespokefl.core.rng import stream
-from bespokefl.core.trees import Model
+from bespokefl.core import InputError, Model, stream, trees
 from bespokefl.data.federated import FederatedData
-from bespokefl.errors import InputError
-from bespokefl.federation.federation import Federation
+from bespokefl.federation import Federation
 
 SIZES = [23, 8, 31]
 SEED = 5

@@ -11,7 +11,7 @@ from bespokefl.algorithms.ditto import Ditto
 from bespokefl.algorithms.fedprox import FedProx
 from bespokefl.algorithms.local import Local
 from bespokefl.engines import Sequential, Vectorized
-from bespokefl.federation.federation import Federation
+from bespokefl.federation import Federation
 
 SCHEDULE = [[0, 1], [0], [0, 1]]
 TRAINING = {"lr": 0.1, "momentum": 0.9, "local_epochs": 2, "batch_size": 3}

@@ -16,7 +16,7 @@ from bespokefl.algorithms.plgu_ghn import PLGUGHN
 from bespokefl.data.federated import FederatedData
 from bespokefl.engines import Sequential, Vectorized
 from bespokefl.errors import InputError
-from bespokefl.federation.federation import Federation
+from bespokefl.federation import Federation
 
 N_BODY, N_HEAD = 9, 12
 H: dict[str, Any] = {"width": 4, "embed": 2, "n_hidden": 1}

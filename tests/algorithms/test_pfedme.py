@@ -9,11 +9,10 @@ from tests.algorithms import small
 from torch import nn
 
 from bespokefl.algorithms.pfedme import PFedMe
-from bespokefl.core.task import Task
+from bespokefl.core import InputError, Task
 from bespokefl.data.federated import FederatedData
 from bespokefl.engines import Sequential, Vectorized
-from bespokefl.errors import InputError
-from bespokefl.federation.federation import Federation
+from bespokefl.federation import Federation
 
 # Momentum is given to show that it has no part in this method.
 TRAINING: dict[str, Any] = {"lr": 0.02, "local_epochs": 2, "batch_size": 3}

@@ -12,14 +12,11 @@ from torch.nn import functional as F
 from bespokefl.algorithms import Algorithm, build_algorithm
 from bespokefl.algorithms.fedavg import FedAvg
 from bespokefl.algorithms.pgfed import PGFed, PGFedMo
-from bespokefl.core.rng import stream
-from bespokefl.core.task import Task
-from bespokefl.core.trees import Model
+from bespokefl.core import InputError, Model, Task, stream
 from bespokefl.data.federated import FederatedData
 from bespokefl.engines import Sequential, Vectorized, build_engine
 from bespokefl.engines.base import Job, Result
-from bespokefl.errors import InputError
-from bespokefl.federation.federation import Federation
+from bespokefl.federation import Federation
 
 both_engines = pytest.mark.parametrize("engine", [Sequential, Vectorized])
 

@@ -16,12 +16,9 @@ from bespokefl.algorithms.local import Local
 from bespokefl.algorithms.plgu_ghn import PLGUGHN, Server
 from bespokefl.algorithms.plgu_grep import PLGUGRep
 from bespokefl.algorithms.plgu_lf import PLGULF
-from bespokefl.core.hypernetwork import HyperNetwork, generate
-from bespokefl.core.task import Task
-from bespokefl.core.trees import Model
+from bespokefl.core import HyperNetwork, InputError, Model, Task, generate
 from bespokefl.data import FederatedData
-from bespokefl.errors import InputError
-from bespokefl.federation.federation import Federation
+from bespokefl.federation import Federation
 
 ENGINES = ["sequential", "vectorized"]
 both_engines = pytest.mark.parametrize("engine", ENGINES)

@@ -28,11 +28,9 @@ from bespokefl.algorithms.fedavg import FedAvg
 from bespokefl.algorithms.plgu_ghn import Server
 from bespokefl.algorithms.plgu_grep import PLGUGRep
 from bespokefl.algorithms.plgu_lf import PLGULF
-from bespokefl.core.layer_groups import layers_of
-from bespokefl.core.task import Batch, Task
+from bespokefl.core import Batch, InputError, Task, layers_of
 from bespokefl.data import FederatedData, load
-from bespokefl.errors import InputError
-from bespokefl.federation.federation import Federation
+from bespokefl.federation import Federation
 from bespokefl.models import build
 
 Array = NDArray[np.float64]

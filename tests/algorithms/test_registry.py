@@ -11,8 +11,8 @@ import bespokefl.algorithms as package
 from bespokefl.algorithms import ALGORITHMS, build_algorithm
 from bespokefl.algorithms.ditto import Ditto
 from bespokefl.algorithms.fedavg import FedAvg
-from bespokefl.core.hyper import checked, hyper
-from bespokefl.errors import InputError
+from bespokefl.core import InputError, hyper
+from bespokefl.core.hyper import checked
 
 NOT_METHODS = {"__init__", "acting", "averaging", "headed", "base", "exchange", "hyper"}
 

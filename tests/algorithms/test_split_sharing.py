@@ -20,11 +20,10 @@ from bespokefl.algorithms.fedper import FedPer, PartialSharing, last_layers
 from bespokefl.algorithms.fedrep import FedRep
 from bespokefl.algorithms.fedsim import FedSim
 from bespokefl.algorithms.lg_fedavg import LGFedAvg
-from bespokefl.core.task import Task
+from bespokefl.core import InputError, Task
 from bespokefl.data.federated import FederatedData
 from bespokefl.engines import Sequential, Vectorized
-from bespokefl.errors import InputError
-from bespokefl.federation.federation import Federation
+from bespokefl.federation import Federation
 
 both_engines = pytest.mark.parametrize("engine", [Sequential, Vectorized])
 LR, MOMENTUM, DECAY = 0.1, 0.8, 0.03

@@ -11,12 +11,10 @@ from torch import Tensor, nn
 
 from bespokefl.algorithms.fedavg import FedAvg
 from bespokefl.algorithms.splitgp import SplitGP
-from bespokefl.core.algorithm import Setup
-from bespokefl.core.task import Task
+from bespokefl.core import InputError, Setup, Task
 from bespokefl.data.federated import FederatedData
 from bespokefl.engines import Sequential, Vectorized
-from bespokefl.errors import InputError
-from bespokefl.federation.federation import Federation
+from bespokefl.federation import Federation
 
 N, N_KAPPA = 21, 12
 KAPPA = ("kappa.weight", "kappa.bias")

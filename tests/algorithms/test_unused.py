@@ -19,13 +19,10 @@ from torch import Tensor, nn
 from bespokefl.algorithms import ALGORITHMS, Algorithm, build_algorithm
 from bespokefl.algorithms.fedavg import FedAvg
 from bespokefl.algorithms.local import Local
-from bespokefl.core.acting import ALWAYS, conditions, never, unless, when
-from bespokefl.core.averaging import ModelAveraging
-from bespokefl.core.hyper import hyper
-from bespokefl.core.task import Task
+from bespokefl.core import InputError, ModelAveraging, Task, hyper, never, unless, when
+from bespokefl.core.acting import ALWAYS, conditions
 from bespokefl.data import FederatedData
-from bespokefl.errors import InputError
-from bespokefl.federation.federation import Federation
+from bespokefl.federation import Federation
 
 Config = dict[str, Any]
 BASE: Config = {"lr": 0.2, "local_epochs": 1, "batch_size": 2}

@@ -15,11 +15,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from bespokefl.algorithms import build_algorithm
-from bespokefl.core.task import Task
+from bespokefl.core import InputError, Task
 from bespokefl.data import FederatedData
 from bespokefl.engines import build_engine
-from bespokefl.errors import InputError
-from bespokefl.federation.federation import Federation
+from bespokefl.federation import Federation
 
 LR, ROUNDS, SEED, TABLE = 0.3, 2, 4, 5
 DTYPES = ("f8", "f4", "f2", "i8", "i4", "u1", "u2", "?", "c16", "O", "U1", "M8[s]")

@@ -10,7 +10,7 @@ from torch import nn
 from bespokefl.algorithms import build_algorithm
 from bespokefl.data import FederatedData
 from bespokefl.errors import InputError
-from bespokefl.federation.federation import Federation
+from bespokefl.federation import Federation
 
 
 def rows(*numbers: int) -> np.ndarray:

@@ -11,7 +11,7 @@ from torch import nn
 from bespokefl.algorithms import build_algorithm
 from bespokefl.data import Dataset, FederatedData, federate, load
 from bespokefl.errors import InputError
-from bespokefl.federation.federation import Federation
+from bespokefl.federation import Federation
 
 Y = np.arange(12) % 2
 WHOLE = np.arange(36).reshape(12, 3) % 7

@@ -6,10 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bespokefl.core.rng import stream
+from bespokefl.core import InputError, stream
 from bespokefl.data import PARTITIONS, federate
 from bespokefl.data.partitions import label_incidence
-from bespokefl.errors import InputError
 
 
 @pytest.fixture

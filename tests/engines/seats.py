@@ -9,13 +9,13 @@ import torch
 from torch import nn
 
 from bespokefl.algorithms import Algorithm
-from bespokefl.core.task import Task
+from bespokefl.core import Task
 from bespokefl.data import FederatedData
 from bespokefl.engines import Engine
 from bespokefl.engines.base import Job, Result
 from bespokefl.engines.together import Together
 from bespokefl.experiments.selection import g_rows
-from bespokefl.federation.federation import Federation
+from bespokefl.federation import Federation
 
 SEEDS = (0, 1, 2)
 SIZES = ((5, 12, 3, 9), (4, 4, 10, 6), (8, 2, 7, 11))

@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bespokefl.core.program import Rows, shuffled
-from bespokefl.core.rng import stream
+from bespokefl.core import Rows, shuffled, stream
 from bespokefl.data.dataset import Dataset
 from bespokefl.data.partitions import DirichletOptions, assign_dirichlet, rows_by_owner
 from bespokefl.engines.buckets import TARGET_WASTE, Shape, group, padded_length, stack_width

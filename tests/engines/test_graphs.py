@@ -15,7 +15,7 @@ from bespokefl.core import trees
 from bespokefl.data.federated import FederatedData
 from bespokefl.engines import Vectorized
 from bespokefl.engines.graphs import Graph, GraphCache, in_layout_of
-from bespokefl.federation.federation import Federation
+from bespokefl.federation import Federation
 from bespokefl.nn.counter_rng import keyed_bits
 
 Carry = dict[str, Tensor]

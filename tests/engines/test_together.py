@@ -13,7 +13,7 @@ from bespokefl.engines import Engine, Sequential, Vectorized
 from bespokefl.engines.base import Job, Result
 from bespokefl.engines.together import Together
 from bespokefl.errors import RunError
-from bespokefl.federation.federation import Federation
+from bespokefl.federation import Federation
 
 FEW = ("fedavg", "fedrep", "pgfedmo", "s-fedpg", "lg-mix", "pfedhn")  # of different kinds; the others take minutes
 

@@ -10,10 +10,7 @@ from tests.engines.seats import Counting, federation, results, side_by_side
 
 from bespokefl.algorithms import ALGORITHMS, Algorithm, build_algorithm
 from bespokefl.algorithms.fedavg import FedAvg
-from bespokefl.core.hyper import hyper
-from bespokefl.core.program import Down
-from bespokefl.core.task import Batch, Pass, Task
-from bespokefl.core.trees import Model
+from bespokefl.core import Batch, Down, Model, Pass, Task, hyper
 from bespokefl.engines import Engine, Sequential, Vectorized
 from bespokefl.engines.together import Together
 from bespokefl.engines.variants import Variants, outline

@@ -12,13 +12,12 @@ from torch import nn
 
 from bespokefl.algorithms.fedavg import FedAvg
 from bespokefl.algorithms.fedfomo import FedFomo
-from bespokefl.core.task import Task
+from bespokefl.core import InputError, Task
 from bespokefl.core.trees import leaves, nbytes, tree_map
 from bespokefl.data import Dataset, FederatedData, federate, load
 from bespokefl.engines import Sequential, Vectorized, build_engine
 from bespokefl.engines.vectorized import Layout
-from bespokefl.errors import InputError
-from bespokefl.federation.federation import Federation
+from bespokefl.federation import Federation
 from bespokefl.models import build
 
 ALGORITHM = FedAvg(lr=0.1, momentum=0.9, local_epochs=1, batch_size=8)

@@ -12,7 +12,7 @@ from bespokefl.algorithms import ALGORITHMS
 from bespokefl.experiments import resolve
 from bespokefl.experiments.reading import parse_experiment
 from bespokefl.experiments.schema import Experiment
-from bespokefl.federation.federation import Federation
+from bespokefl.federation import Federation
 from bespokefl.flower.server.remote_federation import RemoteFederation
 
 HOSTED = [[0, 3], [4], [1, 2]]

@@ -14,10 +14,8 @@ import pytest
 from tests.flower.memory import Memory, Notes, experiment, remote, shards
 
 from bespokefl.algorithms import ALGORITHMS, build_algorithm
-from bespokefl.core import trees
-from bespokefl.core.exchange import Exchange
+from bespokefl.core import Exchange, InputError, RunError, trees
 from bespokefl.data.splits import SPLITS
-from bespokefl.errors import InputError, RunError
 from bespokefl.flower.server.serve import serve
 from bespokefl.flower.silo.silo import Silo, open_silo
 from bespokefl.flower.silo.silo_run import Workshop

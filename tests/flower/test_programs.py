@@ -8,13 +8,11 @@ from tests.flower.memory import experiment
 from tests.test_contract import MODELS, SETTINGS, make_data
 
 from bespokefl.algorithms import ALGORITHMS, build_algorithm
-from bespokefl.core.program import Order, Program
-from bespokefl.core.task import Task
+from bespokefl.core import InputError, Order, Program, Task
 from bespokefl.engines import Sequential
 from bespokefl.engines.base import Job, Result
 from bespokefl.engines.variants import outline
-from bespokefl.errors import InputError
-from bespokefl.federation.federation import Federation
+from bespokefl.federation import Federation
 
 # Settings under which methods run other programs than by default.
 VARIANTS: dict[str, list[dict[str, Any]]] = {

@@ -11,8 +11,7 @@ from tests.flower.test_contract import assert_alike, simulated
 
 from bespokefl.algorithms import ALGORITHMS, build_algorithm
 from bespokefl.algorithms.fedavg import FedAvg
-from bespokefl.core.cohort import Cohort
-from bespokefl.core.trees import Tree
+from bespokefl.core import Cohort, Tree
 
 # Read from the methods' rounds: of these uploads they take the weighted mean and nothing else.
 AVERAGING = {

@@ -15,7 +15,7 @@ from PIL import Image
 from tests.flower.memory import SMALL, Memory, Notes, experiment, from_bytes, remote, shards, to_bytes
 from tests.flower.test_contract import assert_alike, simulated
 
-from bespokefl.errors import InputError
+from bespokefl.core import InputError
 from bespokefl.flower.server.serve import serve
 from bespokefl.flower.silo.silo import Silo, open_silo
 from bespokefl.flower.transport.codec import packed

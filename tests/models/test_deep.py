@@ -11,10 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bespokefl.core.layer_groups import layers_of
-from bespokefl.core.task import Batch, Task
+from bespokefl.core import Batch, InputError, Task, layers_of
 from bespokefl.data import FederatedData
-from bespokefl.errors import InputError
 from bespokefl.experiments.reading import parse_experiment
 from bespokefl.experiments.resolve import make_module
 from bespokefl.models import MODELS, build

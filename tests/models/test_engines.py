@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bespokefl.algorithms import build_algorithm
-from bespokefl.core.task import Task
+from bespokefl.core import Task
 from bespokefl.data import FederatedData
 from bespokefl.engines import Engine, Sequential, Vectorized
-from bespokefl.federation.federation import Federation
+from bespokefl.federation import Federation
 from bespokefl.models import build
 from bespokefl.models.densenet import densenet
 

@@ -20,17 +20,27 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from bespokefl.core.acting import when
-from bespokefl.core.algorithm import Newcomer, OneModel
-from bespokefl.core.averaging import ModelAveraging
-from bespokefl.core.cohort import Cohort
-from bespokefl.core.exchange import MODEL, Exchange
-from bespokefl.core.hyper import hyper
-from bespokefl.core.model_programs import hand_over
-from bespokefl.core.program import Call, Down, Phase, Program
-from bespokefl.core.proximal import part_way
-from bespokefl.core.task import Batch, Task
-from bespokefl.core.trees import Model, Tree, dot, scale, sub, zeros
+from bespokefl.core import (
+    MODEL,
+    Batch,
+    Call,
+    Cohort,
+    Down,
+    Exchange,
+    Model,
+    ModelAveraging,
+    Newcomer,
+    OneModel,
+    Phase,
+    Program,
+    Task,
+    Tree,
+    hand_over,
+    hyper,
+    part_way,
+    when,
+)
+from bespokefl.core.trees import dot, scale, sub, zeros
 
 
 class Kept(NamedTuple):

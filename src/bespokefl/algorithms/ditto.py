@@ -8,15 +8,24 @@ As in the authors' code both updates of a step share the batch, and the global a
 from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple
 
-from bespokefl.core.algorithm import Newcomer, OneModel, Training
-from bespokefl.core.averaging import ModelAveraging
-from bespokefl.core.cohort import Cohort
-from bespokefl.core.exchange import MODEL, Exchange
-from bespokefl.core.hyper import hyper
-from bespokefl.core.program import Down, Phase, Program
-from bespokefl.core.proximal import pulled
-from bespokefl.core.task import Batch, Task
-from bespokefl.core.trees import Model, Tree
+from bespokefl.core import (
+    MODEL,
+    Batch,
+    Cohort,
+    Down,
+    Exchange,
+    Model,
+    ModelAveraging,
+    Newcomer,
+    OneModel,
+    Phase,
+    Program,
+    Task,
+    Training,
+    Tree,
+    hyper,
+    pulled,
+)
 
 
 class Kept(NamedTuple):

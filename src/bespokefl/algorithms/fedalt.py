@@ -13,9 +13,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from bespokefl.algorithms.fedsim import FedSim
-from bespokefl.core.acting import when
-from bespokefl.core.hyper import hyper
-from bespokefl.core.program import Phase
+from bespokefl.core import Phase, hyper, when
 
 
 @dataclass(frozen=True)

@@ -29,16 +29,28 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bespokefl.core.acting import never
-from bespokefl.core.algorithm import Algorithm, Newcomer, Setup, Training
-from bespokefl.core.cohort import Cohort
-from bespokefl.core.exchange import MODEL, Exchange
-from bespokefl.core.hyper import hyper
-from bespokefl.core.program import Down, Phase, Program, Rows
+from bespokefl.core import (
+    MODEL,
+    Algorithm,
+    Batch,
+    Cohort,
+    Down,
+    Exchange,
+    InputError,
+    Model,
+    Newcomer,
+    Phase,
+    Program,
+    Rows,
+    Setup,
+    Task,
+    Training,
+    Tree,
+    hyper,
+    never,
+)
 from bespokefl.core.solvers import squared_distances
-from bespokefl.core.task import Batch, Task
-from bespokefl.core.trees import Model, Tree, combine, mean, repeat, tree_map
-from bespokefl.errors import InputError
+from bespokefl.core.trees import combine, mean, repeat, tree_map
 
 
 @dataclass(frozen=True)

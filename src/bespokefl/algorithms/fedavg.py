@@ -17,16 +17,29 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from bespokefl.core.acting import when
-from bespokefl.core.algorithm import Newcomer, OneModel, Training
-from bespokefl.core.averaging import ModelAveraging
-from bespokefl.core.cohort import Cohort
-from bespokefl.core.exchange import MODEL, Exchange
-from bespokefl.core.hyper import hyper
-from bespokefl.core.model_programs import hand_over
-from bespokefl.core.program import Batches, Call, Down, Phase, Program
-from bespokefl.core.task import Batch, Pass, Task
-from bespokefl.core.trees import Model, Tree, where
+from bespokefl.core import (
+    MODEL,
+    Batch,
+    Batches,
+    Call,
+    Cohort,
+    Down,
+    Exchange,
+    Model,
+    ModelAveraging,
+    Newcomer,
+    OneModel,
+    Pass,
+    Phase,
+    Program,
+    Task,
+    Training,
+    Tree,
+    hand_over,
+    hyper,
+    when,
+)
+from bespokefl.core.trees import where
 
 
 class Kept(NamedTuple):

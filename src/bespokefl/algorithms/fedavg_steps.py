@@ -21,15 +21,27 @@ from typing import ClassVar
 import torch
 
 from bespokefl.algorithms.pgfed import data_of
-from bespokefl.core.algorithm import OneModel, Setup, Training
-from bespokefl.core.averaging import ModelAveraging
-from bespokefl.core.cohort import Cohort
-from bespokefl.core.exchange import MODEL, Exchange
-from bespokefl.core.hyper import hyper
-from bespokefl.core.program import Call, Down, Phase, Program, ordered
-from bespokefl.core.task import Batch, Task
-from bespokefl.core.trees import Model, Tree, add
-from bespokefl.errors import InputError
+from bespokefl.core import (
+    MODEL,
+    Batch,
+    Call,
+    Cohort,
+    Down,
+    Exchange,
+    InputError,
+    Model,
+    ModelAveraging,
+    OneModel,
+    Phase,
+    Program,
+    Setup,
+    Task,
+    Training,
+    Tree,
+    hyper,
+    ordered,
+)
+from bespokefl.core.trees import add
 
 SAMPLES_AT_ONCE = 2048  # of the others: their activations have to fit into memory
 

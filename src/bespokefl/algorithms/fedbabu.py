@@ -14,12 +14,21 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from bespokefl.algorithms.fedper import PartialSharing
-from bespokefl.core.algorithm import Newcomer, Setup, Training
-from bespokefl.core.cohort import Cohort
-from bespokefl.core.hyper import hyper
-from bespokefl.core.program import Call, Down, Phase, Program
-from bespokefl.core.task import Batch, Task
-from bespokefl.core.trees import Model, Tree
+from bespokefl.core import (
+    Batch,
+    Call,
+    Cohort,
+    Down,
+    Model,
+    Newcomer,
+    Phase,
+    Program,
+    Setup,
+    Task,
+    Training,
+    Tree,
+    hyper,
+)
 
 
 @dataclass(frozen=True)

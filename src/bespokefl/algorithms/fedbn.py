@@ -14,13 +14,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from bespokefl.algorithms.fedper import PartialSharing
-from bespokefl.core.algorithm import Setup
-from bespokefl.core.averaging import ModelAveraging
-from bespokefl.core.exchange import Exchange
-from bespokefl.core.program import Down
-from bespokefl.core.task import Batch, Task
-from bespokefl.core.trees import Tree
-from bespokefl.errors import InputError
+from bespokefl.core import Batch, Down, Exchange, InputError, ModelAveraging, Setup, Task, Tree
 
 
 @dataclass(frozen=True)

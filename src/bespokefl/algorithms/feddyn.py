@@ -16,13 +16,8 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 
 from bespokefl.algorithms.fedavg import Kept, LocalSGD
-from bespokefl.core.algorithm import Setup, Training
-from bespokefl.core.cohort import Cohort
-from bespokefl.core.hyper import hyper
-from bespokefl.core.program import Down
-from bespokefl.core.proximal import pulled
-from bespokefl.core.task import Batch, Task
-from bespokefl.core.trees import Model, Tree, mean, shift, sub, zeros
+from bespokefl.core import Batch, Cohort, Down, Model, Setup, Task, Training, Tree, hyper, pulled
+from bespokefl.core.trees import mean, shift, sub, zeros
 
 
 class Remembering(NamedTuple):

@@ -38,15 +38,28 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bespokefl.core.acting import never, unless
-from bespokefl.core.algorithm import Algorithm, Newcomer, Setup, Training
-from bespokefl.core.cohort import Cohort
-from bespokefl.core.exchange import MODEL, Exchange
-from bespokefl.core.hyper import hyper
-from bespokefl.core.program import Down, Phase, Program, ordered
-from bespokefl.core.rng import stream
-from bespokefl.core.task import Batch, Task
-from bespokefl.core.trees import Model, Tree, leaves, mean, repeat, rows, sub, tree_map, where
+from bespokefl.core import (
+    MODEL,
+    Algorithm,
+    Batch,
+    Cohort,
+    Down,
+    Exchange,
+    Model,
+    Newcomer,
+    Phase,
+    Program,
+    Setup,
+    Task,
+    Training,
+    Tree,
+    hyper,
+    never,
+    ordered,
+    stream,
+    unless,
+)
+from bespokefl.core.trees import leaves, mean, repeat, rows, sub, tree_map, where
 
 
 class Server(NamedTuple):

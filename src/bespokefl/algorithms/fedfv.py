@@ -29,16 +29,30 @@ import torch
 from torch import Tensor
 
 from bespokefl.algorithms.fedavg import Kept, LocalSGD
-from bespokefl.core.acting import unless
-from bespokefl.core.algorithm import Setup, Training
-from bespokefl.core.cohort import Cohort
-from bespokefl.core.common_direction import STATIONARY, lengths, weighted_sum
-from bespokefl.core.exchange import LOSS, MODEL, Exchange
-from bespokefl.core.hyper import hyper
-from bespokefl.core.program import Down, Phase, Program, ordered
-from bespokefl.core.solvers import Floats, gram
-from bespokefl.core.task import Batch, Task
-from bespokefl.core.trees import Model, Tree, concat, drop, mean, rows, shift, stack, sub, tree_map
+from bespokefl.core import (
+    LOSS,
+    MODEL,
+    Batch,
+    Cohort,
+    Down,
+    Exchange,
+    Model,
+    Phase,
+    Program,
+    Setup,
+    Task,
+    Training,
+    Tree,
+    gram,
+    hyper,
+    lengths,
+    ordered,
+    unless,
+    weighted_sum,
+)
+from bespokefl.core.common_direction import STATIONARY
+from bespokefl.core.solvers import Floats
+from bespokefl.core.trees import concat, drop, mean, rows, shift, stack, sub, tree_map
 
 
 class Last(NamedTuple):

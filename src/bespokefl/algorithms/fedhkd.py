@@ -26,16 +26,29 @@ import torch
 from torch import Tensor
 
 from bespokefl.algorithms.fedavg import FedAvg, Kept
-from bespokefl.core.algorithm import Newcomer, Setup, Training
-from bespokefl.core.cohort import Cohort
-from bespokefl.core.exchange import MODEL, Exchange
-from bespokefl.core.headed import Headed
-from bespokefl.core.hyper import hyper
-from bespokefl.core.losses import class_logits
-from bespokefl.core.program import Call, Down, Phase, Program, ordered
-from bespokefl.core.task import Batch, Pass, Task
-from bespokefl.core.trees import Model, Tree, clipped
-from bespokefl.nn.counter_rng import keyed_normal
+from bespokefl.core import (
+    MODEL,
+    Batch,
+    Call,
+    Cohort,
+    Down,
+    Exchange,
+    Headed,
+    Model,
+    Newcomer,
+    Pass,
+    Phase,
+    Program,
+    Setup,
+    Task,
+    Training,
+    Tree,
+    class_logits,
+    hyper,
+    keyed_normal,
+    ordered,
+)
+from bespokefl.core.trees import clipped
 
 
 class Collected(NamedTuple):

@@ -26,12 +26,9 @@ from typing import ClassVar
 import numpy as np
 
 from bespokefl.algorithms.fedavg import LocalSGD
-from bespokefl.core.acting import unless
-from bespokefl.core.cohort import Cohort
-from bespokefl.core.common_direction import weighted_sum
-from bespokefl.core.hyper import hyper
-from bespokefl.core.solvers import Floats, gram, min_norm_near
-from bespokefl.core.trees import Model, Tree, drop, mean, shift, sub
+from bespokefl.core import Cohort, Model, Tree, gram, hyper, min_norm_near, unless, weighted_sum
+from bespokefl.core.solvers import Floats
+from bespokefl.core.trees import drop, mean, shift, sub
 
 
 @dataclass(frozen=True)

@@ -15,17 +15,31 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-from bespokefl.core.algorithm import Newcomer, Setup, Training
-from bespokefl.core.averaging import ModelAveraging
-from bespokefl.core.cohort import Cohort
-from bespokefl.core.exchange import BODY, Exchange
-from bespokefl.core.hyper import hyper
-from bespokefl.core.layer_groups import layers_of
-from bespokefl.core.model_programs import hand_over
-from bespokefl.core.program import Batches, Call, Down, Phase, Program, shuffled
-from bespokefl.core.task import Batch, Pass, Task
-from bespokefl.core.trees import Model, Tree, drop, pick
-from bespokefl.errors import InputError
+from bespokefl.core import (
+    BODY,
+    Batch,
+    Batches,
+    Call,
+    Cohort,
+    Down,
+    Exchange,
+    InputError,
+    Model,
+    ModelAveraging,
+    Newcomer,
+    Pass,
+    Phase,
+    Program,
+    Setup,
+    Task,
+    Training,
+    Tree,
+    hand_over,
+    hyper,
+    layers_of,
+    shuffled,
+)
+from bespokefl.core.trees import drop, pick
 
 
 class Kept(NamedTuple):

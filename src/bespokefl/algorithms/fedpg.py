@@ -34,19 +34,37 @@ import torch
 from torch import Tensor
 
 from bespokefl.algorithms._fedpg.backtracking import HALVINGS, score_all, spare_others
-from bespokefl.core.acting import unless, when
-from bespokefl.core.algorithm import Algorithm, Setup
-from bespokefl.core.cohort import Cohort, Uploads
-from bespokefl.core.common_direction import Columns, Direction, columns_of, common_direction
-from bespokefl.core.exchange import GRADIENT, LOSS, STATISTICS, Exchange
-from bespokefl.core.hyper import hyper
-from bespokefl.core.model_programs import hand_over
-from bespokefl.core.program import Call, Down, Phase, Program, ordered
-from bespokefl.core.solvers import Floats, nearest_directions
-from bespokefl.core.task import Batch, Task
-from bespokefl.core.trees import (
+from bespokefl.core import (
+    GRADIENT,
+    LOSS,
+    STATISTICS,
+    Algorithm,
+    Batch,
+    Call,
+    Cohort,
+    Down,
+    Exchange,
+    InputError,
     Model,
+    Phase,
+    Program,
+    RunError,
+    Setup,
+    Task,
     Tree,
+    Uploads,
+    columns_of,
+    common_direction,
+    hand_over,
+    hyper,
+    nearest_directions,
+    ordered,
+    unless,
+    when,
+)
+from bespokefl.core.common_direction import Columns, Direction
+from bespokefl.core.solvers import Floats
+from bespokefl.core.trees import (
     axpy,
     combine,
     drop,
@@ -61,7 +79,6 @@ from bespokefl.core.trees import (
     where,
     zeros,
 )
-from bespokefl.errors import InputError, RunError
 
 MANY_LOSSES = "its mean training losses at the personal models of all"
 

@@ -9,11 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from bespokefl.algorithms.fedavg import FedAvg
-from bespokefl.core.hyper import hyper
-from bespokefl.core.program import Down
-from bespokefl.core.proximal import pulled
-from bespokefl.core.task import Batch, Pass, Task
-from bespokefl.core.trees import Model
+from bespokefl.core import Batch, Down, Model, Pass, Task, hyper, pulled
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from bespokefl.algorithms.fedper import PartialSharing
-from bespokefl.core.acting import never
-from bespokefl.core.cohort import Cohort
-from bespokefl.core.hyper import hyper
-from bespokefl.core.program import Call, Phase, Program
-from bespokefl.core.trees import Tree
+from bespokefl.core import Call, Cohort, Phase, Program, Tree, hyper, never
 
 
 @dataclass(frozen=True)

@@ -22,18 +22,32 @@ import torch
 from torch import Tensor
 from torch.func import grad
 
-from bespokefl.core.acting import when
-from bespokefl.core.algorithm import Newcomer, OneModel, Setup
-from bespokefl.core.averaging import ModelAveraging
-from bespokefl.core.cohort import Cohort
-from bespokefl.core.exchange import MODEL, Exchange
-from bespokefl.core.headed import Headed
-from bespokefl.core.hyper import hyper
-from bespokefl.core.hypernetwork import HyperNetwork, generate, initial_parameters
-from bespokefl.core.losses import add_to_logits
-from bespokefl.core.program import Call, Down, Phase, Program, ordered
-from bespokefl.core.task import Batch, Task
-from bespokefl.core.trees import Model, Tree, pick, rows, zeros
+from bespokefl.core import (
+    MODEL,
+    Batch,
+    Call,
+    Cohort,
+    Down,
+    Exchange,
+    Headed,
+    HyperNetwork,
+    Model,
+    ModelAveraging,
+    Newcomer,
+    OneModel,
+    Phase,
+    Program,
+    Setup,
+    Task,
+    Tree,
+    add_to_logits,
+    generate,
+    hyper,
+    initial_parameters,
+    ordered,
+    when,
+)
+from bespokefl.core.trees import pick, rows, zeros
 
 PERSONAL = "personal."  # before the names of the personal head in a client's model
 FEWEST = 1e-12  # samples of a class that a client lacks

@@ -15,13 +15,8 @@ from typing import ClassVar, Literal
 
 from bespokefl.algorithms._plgu.sharpness import equal_scores, lwsam
 from bespokefl.algorithms.fedavg import FedAvg
-from bespokefl.core.cohort import Cohort
-from bespokefl.core.hyper import hyper
-from bespokefl.core.layer_groups import layers_of
-from bespokefl.core.program import Down
-from bespokefl.core.proximal import server_step
-from bespokefl.core.task import Batch, Pass, Task
-from bespokefl.core.trees import Model, Tree, shift
+from bespokefl.core import Batch, Cohort, Down, Model, Pass, Task, Tree, hyper, layers_of, server_step
+from bespokefl.core.trees import shift
 
 
 @dataclass(frozen=True)

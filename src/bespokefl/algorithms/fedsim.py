@@ -19,14 +19,8 @@ import torch
 from torch import Tensor
 
 from bespokefl.algorithms.fedper import PartialSharing, check_last_layers, last_layers
-from bespokefl.core.acting import when
-from bespokefl.core.algorithm import Setup
-from bespokefl.core.averaging import ModelAveraging
-from bespokefl.core.cohort import Cohort
-from bespokefl.core.hyper import hyper
-from bespokefl.core.program import Down
-from bespokefl.core.task import Pass, Task
-from bespokefl.core.trees import Model, Tree, pick
+from bespokefl.core import Cohort, Down, Model, ModelAveraging, Pass, Setup, Task, Tree, hyper, when
+from bespokefl.core.trees import pick
 
 
 class Kept(NamedTuple):

@@ -21,17 +21,29 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import ClassVar, Literal, NamedTuple
 
-from bespokefl.core.acting import when
-from bespokefl.core.algorithm import Setup, Training
-from bespokefl.core.averaging import ModelAveraging
-from bespokefl.core.cohort import Cohort
-from bespokefl.core.exchange import MODEL, ONE_BATCH, Exchange
-from bespokefl.core.hyper import hyper
-from bespokefl.core.program import Batches, Down, Phase, Program, shuffled
-from bespokefl.core.proximal import part_way
-from bespokefl.core.rng import stream
-from bespokefl.core.task import Batch, Task
-from bespokefl.core.trees import Model, Tree, repeat
+from bespokefl.core import (
+    MODEL,
+    ONE_BATCH,
+    Batch,
+    Batches,
+    Cohort,
+    Down,
+    Exchange,
+    Model,
+    ModelAveraging,
+    Phase,
+    Program,
+    Setup,
+    Task,
+    Training,
+    Tree,
+    hyper,
+    part_way,
+    shuffled,
+    stream,
+    when,
+)
+from bespokefl.core.trees import repeat
 
 MOST_FLIPS = 64  # of a real federation, where each stretch that coins may give has a name
 

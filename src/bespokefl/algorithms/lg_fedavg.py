@@ -17,12 +17,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from bespokefl.algorithms.fedper import PartialSharing, check_last_layers, last_layers
-from bespokefl.core.algorithm import Setup
-from bespokefl.core.exchange import Exchange
-from bespokefl.core.hyper import hyper
-from bespokefl.core.program import Down, Phase
-from bespokefl.core.task import Batch, Task
-from bespokefl.core.trees import Tree
+from bespokefl.core import Batch, Down, Exchange, Phase, Setup, Task, Tree, hyper
 
 
 @dataclass(frozen=True)

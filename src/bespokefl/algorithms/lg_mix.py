@@ -39,15 +39,23 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from bespokefl.core.algorithm import Setup
-from bespokefl.core.averaging import ModelAveraging
-from bespokefl.core.cohort import Cohort
-from bespokefl.core.exchange import CHANGE, Exchange
-from bespokefl.core.hyper import hyper
-from bespokefl.core.program import Down, Phase, Program
-from bespokefl.core.task import Batch, Task
-from bespokefl.core.trees import Model, Tree, add, norm, scale, sub, tree_map, zeros
-from bespokefl.errors import InputError
+from bespokefl.core import (
+    CHANGE,
+    Batch,
+    Cohort,
+    Down,
+    Exchange,
+    InputError,
+    Model,
+    ModelAveraging,
+    Phase,
+    Program,
+    Setup,
+    Task,
+    Tree,
+    hyper,
+)
+from bespokefl.core.trees import add, norm, scale, sub, tree_map, zeros
 
 DISTANCES = "layers: |w - u| / |u|"  # name of a fact: a row per client, a column per layer of the model
 

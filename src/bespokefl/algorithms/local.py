@@ -7,14 +7,22 @@ A client trains E epochs in the rounds in which it is sampled, so that every met
 from dataclasses import dataclass
 from typing import ClassVar
 
-from bespokefl.core.acting import never
-from bespokefl.core.algorithm import Algorithm, Newcomer, Training
-from bespokefl.core.cohort import Cohort
-from bespokefl.core.exchange import Exchange
-from bespokefl.core.hyper import hyper
-from bespokefl.core.program import Down, Phase, Program
-from bespokefl.core.task import Batch, Task
-from bespokefl.core.trees import Model, Tree
+from bespokefl.core import (
+    Algorithm,
+    Batch,
+    Cohort,
+    Down,
+    Exchange,
+    Model,
+    Newcomer,
+    Phase,
+    Program,
+    Task,
+    Training,
+    Tree,
+    hyper,
+    never,
+)
 
 
 @dataclass(frozen=True)

@@ -23,17 +23,32 @@ from typing import ClassVar, Literal
 
 import torch
 
-from bespokefl.core.acting import never, when
-from bespokefl.core.algorithm import Newcomer, OneModel, Training
-from bespokefl.core.averaging import ModelAveraging
-from bespokefl.core.cohort import Cohort
-from bespokefl.core.exchange import MODEL, Exchange
-from bespokefl.core.hyper import hyper
-from bespokefl.core.model_programs import hand_over, received
-from bespokefl.core.optim import SGD
-from bespokefl.core.program import Batches, Call, Down, Phase, Program, shuffled
-from bespokefl.core.task import Batch, Task
-from bespokefl.core.trees import Model, Tree, axpy, scale, shift, sub
+from bespokefl.core import (
+    MODEL,
+    SGD,
+    Batch,
+    Batches,
+    Call,
+    Cohort,
+    Down,
+    Exchange,
+    Model,
+    ModelAveraging,
+    Newcomer,
+    OneModel,
+    Phase,
+    Program,
+    Task,
+    Training,
+    Tree,
+    hand_over,
+    hyper,
+    never,
+    received,
+    shuffled,
+    when,
+)
+from bespokefl.core.trees import axpy, scale, shift, sub
 
 
 @dataclass(frozen=True)

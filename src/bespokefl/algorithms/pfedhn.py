@@ -25,18 +25,38 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bespokefl.core.acting import unless, when
-from bespokefl.core.algorithm import Algorithm, Newcomer, Setup, Training
-from bespokefl.core.cohort import Cohort, Uploads
-from bespokefl.core.exchange import CHANGE, STATISTICS, Exchange
-from bespokefl.core.hyper import hyper
-from bespokefl.core.hypernetwork import HyperNetwork, generate, initial_parameters, pull_phi, pull_v
-from bespokefl.core.optim import SGD
-from bespokefl.core.program import Call, Down, Phase, Program
-from bespokefl.core.rng import stream
-from bespokefl.core.task import Batch, Task
-from bespokefl.core.trees import Model, Tree, clipped, concat, mean, pick, rows, sub, tree_map, zeros
-from bespokefl.errors import InputError, RunError
+from bespokefl.core import (
+    CHANGE,
+    SGD,
+    STATISTICS,
+    Algorithm,
+    Batch,
+    Call,
+    Cohort,
+    Down,
+    Exchange,
+    HyperNetwork,
+    InputError,
+    Model,
+    Newcomer,
+    Phase,
+    Program,
+    RunError,
+    Setup,
+    Task,
+    Training,
+    Tree,
+    Uploads,
+    generate,
+    hyper,
+    initial_parameters,
+    pull_phi,
+    pull_v,
+    stream,
+    unless,
+    when,
+)
+from bespokefl.core.trees import clipped, concat, mean, pick, rows, sub, tree_map, zeros
 
 LARGEST = 2**28  # parameters of a hypernetwork: 1 GiB, and several times that in training
 

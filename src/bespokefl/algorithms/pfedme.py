@@ -26,18 +26,31 @@ from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 
-from bespokefl.core.acting import never, when
-from bespokefl.core.algorithm import Newcomer, OneModel, Training
-from bespokefl.core.averaging import ModelAveraging
-from bespokefl.core.cohort import Cohort
-from bespokefl.core.exchange import Exchange
-from bespokefl.core.hyper import hyper
-from bespokefl.core.optim import SGD
-from bespokefl.core.program import Batches, Down, Phase, Program, shuffled
-from bespokefl.core.proximal import part_way, pulled, server_step
-from bespokefl.core.task import Batch, Task
-from bespokefl.core.trees import Model, Tree
-from bespokefl.errors import RunError
+from bespokefl.core import (
+    SGD,
+    Batch,
+    Batches,
+    Cohort,
+    Down,
+    Exchange,
+    Model,
+    ModelAveraging,
+    Newcomer,
+    OneModel,
+    Phase,
+    Program,
+    RunError,
+    Task,
+    Training,
+    Tree,
+    hyper,
+    never,
+    part_way,
+    pulled,
+    server_step,
+    shuffled,
+    when,
+)
 
 
 class Pair(NamedTuple):

@@ -38,16 +38,27 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from bespokefl.core.acting import when
-from bespokefl.core.algorithm import Setup
-from bespokefl.core.averaging import ModelAveraging
-from bespokefl.core.cohort import Cohort
-from bespokefl.core.exchange import GRADIENT, MODEL, Exchange
-from bespokefl.core.hyper import hyper
-from bespokefl.core.program import Batches, Down, Phase, Program, ordered
-from bespokefl.core.task import Batch, Task
-from bespokefl.core.trees import Model, Tree, add, axpy, combine, dot, scale, tree_map, where, zeros
-from bespokefl.errors import InputError
+from bespokefl.core import (
+    GRADIENT,
+    MODEL,
+    Batch,
+    Batches,
+    Cohort,
+    Down,
+    Exchange,
+    InputError,
+    Model,
+    ModelAveraging,
+    Phase,
+    Program,
+    Setup,
+    Task,
+    Tree,
+    hyper,
+    ordered,
+    when,
+)
+from bespokefl.core.trees import add, axpy, combine, dot, scale, tree_map, where, zeros
 
 HEAVY = 1.0  # mu sum_j alpha_ij from which the others count more than the client itself; it starts at mu
 

@@ -27,12 +27,8 @@ from typing import ClassVar, Literal
 
 from bespokefl.algorithms._plgu.sharpness import lwsam, scores
 from bespokefl.algorithms.pfedhn import HyperNetworked, Server
-from bespokefl.core.acting import when
-from bespokefl.core.cohort import Cohort
-from bespokefl.core.hyper import hyper
-from bespokefl.core.hypernetwork import pull_phi, pull_v
-from bespokefl.core.layer_groups import Part
-from bespokefl.core.trees import Model, add, mean, zeros
+from bespokefl.core import Cohort, Model, Part, hyper, pull_phi, pull_v, when
+from bespokefl.core.trees import add, mean, zeros
 
 
 @dataclass(frozen=True)

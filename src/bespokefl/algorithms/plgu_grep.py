@@ -29,13 +29,23 @@ from torch import Tensor
 
 from bespokefl.algorithms._plgu.sharpness import equal_scores, lwsam, scores
 from bespokefl.algorithms.fedper import PartialSharing
-from bespokefl.core.acting import when
-from bespokefl.core.exchange import BODY, ONE_BATCH, Exchange
-from bespokefl.core.hyper import hyper
-from bespokefl.core.layer_groups import Part, layers_of
-from bespokefl.core.program import Down, Phase, shuffled
-from bespokefl.core.task import Batch, Task
-from bespokefl.core.trees import Model, Tree, drop, pick, shift
+from bespokefl.core import (
+    BODY,
+    ONE_BATCH,
+    Batch,
+    Down,
+    Exchange,
+    Model,
+    Part,
+    Phase,
+    Task,
+    Tree,
+    hyper,
+    layers_of,
+    shuffled,
+    when,
+)
+from bespokefl.core.trees import drop, pick, shift
 
 
 class Kept(NamedTuple):

@@ -32,17 +32,27 @@ import torch
 from torch import Tensor
 
 from bespokefl.algorithms._plgu.sharpness import largest, lwsam, only, scores
-from bespokefl.core.acting import unless
-from bespokefl.core.algorithm import OneModel, Setup
-from bespokefl.core.averaging import ModelAveraging
-from bespokefl.core.cohort import Cohort
-from bespokefl.core.exchange import CHANGE, Exchange
-from bespokefl.core.hyper import hyper
-from bespokefl.core.layer_groups import Part, layers_of
-from bespokefl.core.program import Down, Phase, Program
-from bespokefl.core.task import Batch, Task
-from bespokefl.core.trees import Model, Tree, add, shift, sub
-from bespokefl.errors import InputError
+from bespokefl.core import (
+    CHANGE,
+    Batch,
+    Cohort,
+    Down,
+    Exchange,
+    InputError,
+    Model,
+    ModelAveraging,
+    OneModel,
+    Part,
+    Phase,
+    Program,
+    Setup,
+    Task,
+    Tree,
+    hyper,
+    layers_of,
+    unless,
+)
+from bespokefl.core.trees import add, shift, sub
 
 DEFAULT_D = 5
 

@@ -18,14 +18,10 @@ from torch import Tensor
 
 from bespokefl.algorithms._fedpg.backtracking import finite
 from bespokefl.algorithms.fedpg import FedPG, Kept, Server, scalar
-from bespokefl.core.cohort import Uploads
-from bespokefl.core.common_direction import NO_LOSS, Columns, Direction, fairness_weights, unfairness
-from bespokefl.core.exchange import Exchange
-from bespokefl.core.hyper import hyper
-from bespokefl.core.program import Down, Phase, Program, ordered
+from bespokefl.core import Batch, Down, Exchange, Model, Phase, Program, Task, Tree, Uploads, hyper, ordered, unfairness
+from bespokefl.core.common_direction import NO_LOSS, Columns, Direction, fairness_weights
 from bespokefl.core.solvers import Floats
-from bespokefl.core.task import Batch, Task
-from bespokefl.core.trees import Model, Tree, shift
+from bespokefl.core.trees import shift
 
 MOST_TRIALS = 128  # of a round, for a step that is halved from one to the next
 TRIAL_LOSS = "its mean training loss at another model on the way"

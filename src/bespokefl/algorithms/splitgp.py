@@ -29,17 +29,28 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from bespokefl.core.algorithm import Newcomer, Setup, Training
-from bespokefl.core.averaging import ModelAveraging
-from bespokefl.core.cohort import Cohort
-from bespokefl.core.exchange import Exchange
-from bespokefl.core.headed import Headed
-from bespokefl.core.hyper import hyper
-from bespokefl.core.losses import class_logits
-from bespokefl.core.program import Call, Down, Phase, Program
-from bespokefl.core.task import Batch, Pass, Task
-from bespokefl.core.trees import Model, Tree, drop, pick
-from bespokefl.errors import InputError
+from bespokefl.core import (
+    Batch,
+    Call,
+    Cohort,
+    Down,
+    Exchange,
+    Headed,
+    InputError,
+    Model,
+    ModelAveraging,
+    Newcomer,
+    Pass,
+    Phase,
+    Program,
+    Setup,
+    Task,
+    Training,
+    Tree,
+    class_logits,
+    hyper,
+)
+from bespokefl.core.trees import drop, pick
 
 MODEL_AND_EXIT = "a model after local steps, with its client's exit"
 KAPPA = ("kappa.weight", "kappa.bias")

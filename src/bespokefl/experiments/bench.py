@@ -30,7 +30,7 @@ from bespokefl.data import FederatedData
 from bespokefl.engines import Sequential, Vectorized, pick_device
 from bespokefl.engines.memory import peak_bytes
 from bespokefl.errors import InputError, unknown_name
-from bespokefl.federation.federation import Federation
+from bespokefl.federation import Federation
 
 BATCH = 50
 CLASSES = 10

@@ -13,7 +13,7 @@ from bespokefl.core.task import Batch
 from bespokefl.core.trees import Model
 from bespokefl.engines.base import numerics
 from bespokefl.evaluation.scorer import batch_size
-from bespokefl.federation.federation import Federation
+from bespokefl.federation import Federation
 
 NAMES = ("features: mean", "features: median", "features: 95th percentile", "features: share above 0")
 CLIENTS_AT_ONCE = 16

@@ -8,7 +8,7 @@ import numpy as np
 from bespokefl.evaluation import metrics
 from bespokefl.evaluation.scoring import Evaluation
 from bespokefl.experiments.schema import NewClientsSection
-from bespokefl.federation.federation import Federation
+from bespokefl.federation import Federation
 from bespokefl.federation.new_clients import Joined, Joining, join
 from bespokefl.progress import Reporter
 from bespokefl.results import files

@@ -92,7 +92,7 @@ def experiment_file(name: str) -> Path:
 def _experiment_files() -> dict[str, Path]:
     """By name; the current directory first, then the installed package, then the checkout it is run from."""
     package = Path(__file__).resolve().parents[1]
-    places = (package.parents[1] / "experiments", package / "experiments", Path("experiments"))
+    places = (package.parents[1] / "experiments", package / "reproduce" / "items", Path("experiments"))
     return {path.stem: path for place in places for path in sorted(place.glob("*.toml"))}
 
 

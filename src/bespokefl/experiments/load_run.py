@@ -8,7 +8,7 @@ from bespokefl.experiments import checkpoint, resolve
 from bespokefl.experiments.one_run import restore
 from bespokefl.experiments.reading import read_experiment
 from bespokefl.experiments.schema import AlgorithmChoice, Experiment
-from bespokefl.federation.federation import Federation
+from bespokefl.federation import Federation
 from bespokefl.results import files
 
 

@@ -24,7 +24,7 @@ from bespokefl.core.task import Batch, Task
 from bespokefl.core.trees import Model
 from bespokefl.engines.base import numerics
 from bespokefl.evaluation.scorer import batch_size
-from bespokefl.federation.federation import Federation
+from bespokefl.federation import Federation
 from bespokefl.results.surfaces import Surface
 
 STEPS = np.linspace(-1, 1, 21)  # of a and of b

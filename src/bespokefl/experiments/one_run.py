@@ -28,7 +28,7 @@ from bespokefl.experiments.loss_surface import surfaces
 from bespokefl.experiments.schema import CheckpointSection, Document, EvalSection, NewClientsSection, OutputSection
 from bespokefl.experiments.selection import Selection, affordable, choose_rule, crossed_rows
 from bespokefl.experiments.watch import Watch
-from bespokefl.federation.federation import Federation
+from bespokefl.federation import Federation
 from bespokefl.federation.loop import RoundLoop, RoundRecord
 from bespokefl.interrupts import StopRequest
 from bespokefl.progress import Reporter

@@ -19,8 +19,8 @@ from bespokefl.engines import Engine, build_engine
 from bespokefl.errors import InputError
 from bespokefl.experiments.joining import joining_of
 from bespokefl.experiments.schema import AlgorithmChoice, Document, Experiment
+from bespokefl.federation import Federation
 from bespokefl.federation.attacks import Attack
-from bespokefl.federation.federation import Federation
 from bespokefl.federation.loop import Census
 from bespokefl.federation.privacy import PrivacySettings
 

@@ -14,7 +14,7 @@ from bespokefl.core.rng import stream
 from bespokefl.errors import InputError
 from bespokefl.evaluation.score import Score
 from bespokefl.evaluation.scoring import Evaluation
-from bespokefl.federation.federation import Federation
+from bespokefl.federation import Federation
 from bespokefl.federation.loop import RoundLoop
 from bespokefl.results.evaluations import CROSSED
 

@@ -10,10 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from bespokefl.core.cohort import Uploads
-from bespokefl.core.program import Down, Phase, Program, ordered
-from bespokefl.core.task import Batch, Task
-from bespokefl.core.trees import Model, Tree, combine, leaves, rows
+from bespokefl.core import Batch, Down, Model, Phase, Program, Task, Tree, Uploads, ordered
+from bespokefl.core.trees import combine, leaves, rows
 
 SLACK = 1e-12  # by which others' losses may rise
 HALVINGS = 60  # then a client stays where it is

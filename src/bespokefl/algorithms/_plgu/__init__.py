@@ -1,0 +1,1 @@
+"""What PLGU's methods and its baseline FedSAM share: sharpness, layer by layer."""

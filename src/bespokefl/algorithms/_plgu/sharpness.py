@@ -11,8 +11,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from bespokefl.core.layer_groups import Part
-from bespokefl.core.trees import Model, norm, pick, sub
+from bespokefl.core import Model, Part
+from bespokefl.core.trees import norm, pick, sub
 
 ScoreScale = Literal["sum1", "mean1"]
 NormScope = Literal["global", "layer"]

@@ -1,4 +1,4 @@
-"""`python -m bespokefl.flower.silo.worker SETTINGS`: the process of a node, which its supervisor starts again if it dies."""
+"""The process of a node (`python -m` this module, SETTINGS), which its supervisor starts again if it dies."""
 
 import contextlib
 import json
