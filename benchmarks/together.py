@@ -20,7 +20,7 @@ from bespokefl import models
 from bespokefl.algorithms import ALGORITHMS, build_algorithm
 from bespokefl.core import Task
 from bespokefl.engines import Engine, Vectorized, pick_device
-from bespokefl.engines.together import Together
+from bespokefl.engines.together import SharedEngine
 from bespokefl.experiments.bench import BATCH, CLASSES, SETTINGS, now, synthetic
 from bespokefl.federation import Federation
 
@@ -57,7 +57,7 @@ def measure(
 ) -> tuple[float, float]:
     """Median seconds of a round of all runs: one after another, and together."""
     setting = SETTINGS[model]
-    together = Together(Vectorized(device), runs)
+    together = SharedEngine(Vectorized(device), runs)
     torch.manual_seed(0)
     task = Task(models.build(setting.model, setting.shape, CLASSES, **setting.options))
 

@@ -64,7 +64,7 @@ def exchanges(monkeypatch: pytest.MonkeyPatch) -> list[Exchange]:
     def recorded(self: Cohort, program: Program, shared: Any = None, per_client: Any = None, **options: Any) -> Any:
         up = run(self, program, shared, per_client, **options)
         down = {**(shared or {}), **(per_client or {})}
-        states = tree_map(torch.clone, self.site.states.gather(up.ids))
+        states = tree_map(torch.clone, self.clients.states.gather(up.ids))
         seen.append(Exchange(up.ids.tolist(), down, set(shared or {}), up._values, states))
         return up
 
@@ -139,7 +139,7 @@ def test_models_without_a_download_are_measured_from_what_the_server_has(
     federation.round()
     exchange = exchanges[before]
     row = exchange.ids.index(MALICIOUS)
-    kept = federation.site.states.gather(np.array([MALICIOUS])) if name == "fedfomo" else tree_row(exchange, row)
+    kept = federation.clients.states.gather(np.array([MALICIOUS])) if name == "fedfomo" else tree_row(exchange, row)
     for k, v in exchange.up["theta" if name == "fedfomo" else "x"].items():
         w = known[k][MALICIOUS] if name == "fedfomo" else known[k]
         trained = kept.x[k][0] if name == "fedfomo" else kept.x[k]
@@ -157,7 +157,7 @@ def test_further_exchanges_of_a_round_stay_honest_where_they_are_scalars(exchang
     assert {"g", "loss"} <= set(gradients.up)
     trials = [exchange for exchange in rest if exchange.up]
     assert trials and all(set(exchange.up) == {"loss"} for exchange in trials)
-    state = federation.site.states.gather(np.array([MALICIOUS]))
+    state = federation.clients.states.gather(np.array([MALICIOUS]))
     task, w, d = federation.task, tree_map(lambda v: v[0], state.w), tree_map(lambda v: v[0], state.d)
     own = torch.as_tensor(federation.data.splits["train"][MALICIOUS])
     e = trials[0].down["e"]

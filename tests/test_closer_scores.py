@@ -125,7 +125,7 @@ def test_a_diverged_client_has_no_auc_and_harms_nobody() -> None:
     federation = trained("vectorized", 2)
     expected = federation.evaluate().further
     broken = {name: v * np.nan for name, v in federation.personal_models([1]).items()}
-    federation.site.states.scatter(np.array([1]), Training(broken, {}))
+    federation.clients.states.scatter(np.array([1]), Training(broken, {}))
     found = federation.evaluate().further
     assert np.isnan([values[1] for values in found.values()]).all()
     for name, values in found.items():

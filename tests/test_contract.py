@@ -176,9 +176,9 @@ def test_order_of_clients_changes_nothing(name: str) -> None:
 def test_absent_and_silent_clients_are_untouched(name: str, engine: type[Any]) -> None:
     federation = federate(name, engine("cpu"), schedule=[range(7), [0, 2, 4]])
     federation.round()
-    before = federation.site.states.gather(np.arange(7))
+    before = federation.clients.states.gather(np.arange(7))
     federation.round(silent={2})
-    after = federation.site.states.gather(np.arange(7))
+    after = federation.clients.states.gather(np.arange(7))
     for i in (1, 2, 3, 5, 6):
         for a, b in zip(pytree.tree_leaves(before), pytree.tree_leaves(after), strict=True):
             assert torch.equal(a[i], b[i]), f"client {i}"
@@ -230,9 +230,9 @@ def test_resumed_is_bit_equal(name: str, engine: type[Any]) -> None:
 @every_algorithm
 def test_state_keeps_its_structure_and_types(name: str) -> None:
     federation = federate(name, Vectorized("cpu"), hyper=kept(name))
-    initial = federation.site.states.initial
+    initial = federation.clients.states.initial
     federation.round()
-    rows = federation.site.states.rows()
+    rows = federation.clients.states.rows()
     assert pytree.tree_structure(rows) == pytree.tree_structure(initial)
     for new, old in zip(pytree.tree_leaves(rows), pytree.tree_leaves(initial), strict=True):
         assert new.dtype == old.dtype and new.shape[1:] == old.shape
@@ -243,7 +243,7 @@ def test_only_participants_have_state(name: str) -> None:
     federation = federate(name, Vectorized("cpu"), schedule=[[1, 4], [4, 5]])
     federation.round()
     federation.round()
-    assert set(federation.site.states.clients) <= {1, 4, 5}
+    assert set(federation.clients.states.clients) <= {1, 4, 5}
 
 
 @both_engines

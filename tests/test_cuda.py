@@ -13,7 +13,7 @@ from bespokefl.algorithms import ALGORITHMS, build_algorithm
 from bespokefl.core import Task
 from bespokefl.data import FederatedData
 from bespokefl.engines import Engine, Sequential, Vectorized, steppers
-from bespokefl.engines.together import Together
+from bespokefl.engines.together import SharedEngine
 from bespokefl.experiments.running import side_by_side
 from bespokefl.federation import Federation
 
@@ -165,7 +165,7 @@ def test_runs_at_once_on_a_gpu_are_those_alone(name: str, monkeypatch: pytest.Mo
     work = [
         lambda seat, k=k, one=one: seats.results(seats.federation(one, seat, k), 3) for k, one in enumerate(algorithms)
     ]
-    for found, expected in zip(seats.side_by_side(Together(Vectorized("cuda"), 3), work), alone, strict=True):
+    for found, expected in zip(seats.side_by_side(SharedEngine(Vectorized("cuda"), 3), work), alone, strict=True):
         for mine, theirs in zip(found, expected, strict=True):
             torch.testing.assert_close(mine.cpu(), theirs.cpu(), rtol=1e-9, atol=1e-9)
 

@@ -16,7 +16,7 @@ from bespokefl.algorithms.fedpg import FedPG
 from bespokefl.core import Batch, Down, InputError, Model, Pass, Task
 from bespokefl.data import FederatedData
 from bespokefl.engines import Engine, Sequential, Vectorized
-from bespokefl.engines.together import Together
+from bespokefl.engines.together import SharedEngine
 from bespokefl.experiments.reading import parse_experiment
 from bespokefl.experiments.resolve import make_algorithm
 from bespokefl.federation import Federation
@@ -80,7 +80,7 @@ def test_runs_at_once_have_their_own_rates() -> None:
     algorithms: list[Algorithm] = [usual, replace(usual, lr=0.03), replace(usual, lr=0.02, mu=0.7)]  # type: ignore[call-arg]
     counting = Counting(stacked())
     work: list[Any] = [lambda seat, a=a: results(federation(a, seat, 0), 3) for a in algorithms]
-    for ours, algorithm in zip(side_by_side(Together(counting, 3), work), algorithms, strict=True):
+    for ours, algorithm in zip(side_by_side(SharedEngine(counting, 3), work), algorithms, strict=True):
         assert_same(ours, results(federation(algorithm, Sequential(), 0), 3))
     assert counting.jobs[:2] == [9, 12]
 
@@ -107,7 +107,7 @@ def test_where_the_rate_decides_seeds_still_run_at_once() -> None:
     algorithm = Deciding(**SETTINGS)
     counting = Counting(stacked())
     work: list[Any] = [lambda seat, k=k: results(federation(algorithm, seat, k), 3) for k in range(2)]
-    for k, ours in enumerate(side_by_side(Together(counting, 2), work)):
+    for k, ours in enumerate(side_by_side(SharedEngine(counting, 2), work)):
         assert_same(ours, results(federation(algorithm, Sequential(), k), 3))
     assert counting.jobs[:3] == [6, 6, 8]  # tried with the rate as a tensor, then with it as a number
 

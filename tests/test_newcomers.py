@@ -201,7 +201,7 @@ def test_a_new_local_client_starts_at_the_initial_model(start: Any) -> None:
 def test_the_common_model_of_methods_with_private_heads() -> None:
     """PGFed's figure 4: the averaged body under the mean of the heads by samples, divided by their total."""
     federation = trained(FedRep(lr=LR, momentum=0.0, weight_decay=0.0, batch_size=3))
-    heads = federation.site.states.gather(np.arange(2)).v
+    heads = federation.clients.states.gather(np.arange(2)).v
     mean = {k: (7 * heads[k][0] + 4 * heads[k][1]).numpy() / 11 for k in small.HEAD}
     body = {k: v.numpy() for k, v in federation.server["phi"].items()}
     start = one(join(federation, data_of(new_client()), Joining(epochs=0, start="global")))
@@ -231,7 +231,7 @@ def test_a_new_embedding_goes_down_the_slope_of_the_loss_and_the_hypernetwork_st
     down = type("Down", (), dict(joiner.shared))()
     x, y = new_client()
     batch = Batch(torch.tensor(x), torch.tensor(y), None, torch.tensor(0))
-    carry = joiner.begin(task, down, federation.site.states.initial)
+    carry = joiner.begin(task, down, federation.clients.states.initial)
     np.testing.assert_allclose(carry.v.numpy(), server.v.numpy().mean(0), rtol=1e-14)
     phi = {k: v.numpy() for k, v in server.phi.items()}
 
@@ -307,7 +307,7 @@ def configurations(name: str) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = [{}]
     if not conditions(ALGORITHMS[name].cls).get("momentum", ALWAYS).never:
         found.append({"momentum": 0.5})
-    found += [] if build_algorithm(name).why_not_adam else [{"optimizer": "adam"}]
+    found += [] if build_algorithm(name).adam_unsupported else [{"optimizer": "adam"}]
     return found + ([{**config, "private_head": True} for config in found] if name in ("pfedhn", "plgu-ghn") else [])
 
 

@@ -48,7 +48,7 @@ def test_updates_are_clipped_one_by_one() -> None:
     w = vector(plain.server["w"])
     private.round()
     plain.round()
-    trained = flat(plain.site.states.gather(np.arange(7)).x).numpy()
+    trained = flat(plain.clients.states.gather(np.arange(7)).x).numpy()
     updates = trained - w
     lengths = np.linalg.norm(updates, axis=1)
     assert lengths.min() < clip < lengths.max()  # some are, some are not
@@ -192,7 +192,7 @@ def test_between_machines(tmp_path: Path) -> None:
     method = {"name": "ditto", "weights": "uniform"}
     quiet = experiment([method], privacy={"clip": 0.1, "noise": TINY})
     data = resolve.load_data(quiet, 0)
-    here = resolve.make_federation(quiet, resolve.make_kit(quiet, quiet.algorithms[0], data), 0, data)
+    here = resolve.make_federation(quiet, resolve.make_resources(quiet, quiet.algorithms[0], data), 0, data)
     there = remote(quiet, Memory(shards(tmp_path, quiet, [[0, 1, 2], [3, 4]])), tmp_path)
     here.round()
     there.round()
@@ -230,7 +230,7 @@ def test_the_cohort_is_a_secret_of_the_server_that_its_checkpoint_repeats(tmp_pa
 
     one, other, seeded = start("a"), start("b"), start("c", cohort="seed")
     data = resolve.load_data(it, 0)
-    here = resolve.make_federation(it, resolve.make_kit(it, it.algorithms[0], data), 0, data)
+    here = resolve.make_federation(it, resolve.make_resources(it, it.algorithms[0], data), 0, data)
     by_seed = [here.participation.of(t).tolist() for t in range(40)]
     assert (
         cohorts(seeded) == by_seed and by_seed not in (cohorts(one), cohorts(other)) and cohorts(one) != cohorts(other)

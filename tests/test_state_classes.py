@@ -61,7 +61,7 @@ def test_two_classes_of_one_name_in_one_state_come_back_as_themselves() -> None:
     ours.run(2)
     again.restore(*stored(ours))
     assert type(again.server["kept"]) is Kept and type(again.server["note"]) is Counting.Note
-    assert type(again.site.states.rows()) is fedavg.Kept
+    assert type(again.clients.states.rows()) is fedavg.Kept
     ours.run(2)
     again.run(2)
     assert again.server["kept"].count == 4
@@ -83,7 +83,7 @@ def test_an_old_checkpoint_is_read_where_its_names_say_enough() -> None:
     ours.run(1)
     tensors, meta = stored(ours)
     again.restore(tensors, with_bare_names(meta))
-    assert type(again.site.states.rows()) is fedavg.Kept
+    assert type(again.clients.states.rows()) is fedavg.Kept
     ours, again = make(Counting(**settings)), make(Counting(**settings))
     ours.run(1)
     tensors, meta = stored(ours)
@@ -98,7 +98,7 @@ def test_a_checkpoint_is_read_after_a_file_of_ours_has_moved() -> None:
     moved = json.loads(json.dumps(meta).replace("bespokefl.algorithms.fedavg:", "bespokefl.elsewhere.long_ago:"))
     assert moved != meta
     again.restore(tensors, moved)
-    assert type(again.site.states.rows()) is fedavg.Kept
+    assert type(again.clients.states.rows()) is fedavg.Kept
 
 
 def test_a_class_that_is_not_there_or_has_changed_is_named() -> None:

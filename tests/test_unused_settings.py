@@ -124,8 +124,8 @@ def test_python_and_a_file_that_only_names_it_give_the_same_run(name: str) -> No
     experiment = parse_experiment(document | {"train": {"participation": 0.75}})
     data = resolve.load_data(experiment, 0)
     module = resolve.make_module(experiment, 0, data)
-    kit = resolve.make_kit(experiment, experiment.algorithms[0], data)
-    of_file = resolve.make_federation(experiment, kit, 0, data)
+    resources = resolve.make_resources(experiment, experiment.algorithms[0], data)
+    of_file = resolve.make_federation(experiment, resources, 0, data)
     of_python = Federation(module, data, ALGORITHMS[name].cls(), participation=0.75)
     for federation in (of_file, of_python):
         federation.round()

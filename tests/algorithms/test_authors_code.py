@@ -96,5 +96,5 @@ def test_lg_mix(case: str, kind: Any, rounds: int, more: Any, engine: str) -> No
     algorithm = LGMix(**{**TRAINING, "local_epochs": 1}, **more, trace="code")
     run, theirs = trained(kind, algorithm, (tuple(range(5)),) * rounds, engine), RECORDED[case]
     assert_models(run, run.server.u, theirs)
-    assert_near(run.site.states.rows().r, [ratios[-1] for ratios in theirs["ratios"]])
+    assert_near(run.clients.states.rows().r, [ratios[-1] for ratios in theirs["ratios"]])
     assert_near(run.facts()["lambda"], np.mean(theirs["ratios"], axis=1))

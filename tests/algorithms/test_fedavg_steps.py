@@ -86,4 +86,4 @@ def test_what_does_not_fit_is_refused() -> None:
 
 
 def test_only_the_own_risk_can_be_apart() -> None:
-    assert "samples" in FedAvgSteps(mu=0.1).why_not_apart and not FedAvgSteps().why_not_apart
+    assert "samples" in FedAvgSteps(mu=0.1).remote_unsupported and not FedAvgSteps().remote_unsupported

@@ -30,7 +30,7 @@ def trained(w: small.Weights, s: small.Weights, samples: Any, batches: Any, alph
 
 def state(federation: Federation, client: int) -> Any:
     """A client's s_i."""
-    s = federation.site.states.gather(np.array([client])).s
+    s = federation.clients.states.gather(np.array([client])).s
     return {k: v[0] for k, v in s.items()}
 
 
@@ -79,7 +79,7 @@ def test_the_server_knows_the_mean_of_what_all_clients_remember(engine: type, we
     federation = Federation(task, some_clients((5, 9, 3, 12, 6)), algorithm, engine=engine())
     for online, silent in (([0, 3], []), ([1], []), (range(5), [3]), ([0, 1, 4], [0]), ([2, 3], [])):
         federation.round(online, silent=silent)
-        s = federation.site.states.gather(np.arange(5)).s
+        s = federation.clients.states.gather(np.arange(5)).s
         for k, h in federation.server["h"].items():
             torch.testing.assert_close(h, s[k].mean(0), rtol=0, atol=1e-13)
         assert any(h.abs().max() > 1e-3 for h in federation.server["h"].values())

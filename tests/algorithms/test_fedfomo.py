@@ -203,7 +203,7 @@ def test_equal_and_broken_models_are_worth_nothing(engine: str) -> None:
 def chosen(algorithm: FedFomo, P: Any, sent: Any, ids: Any, t: int, seed: int = 0) -> list[list[int]]:
     run = federate(algorithm, clients=len(sent), seed=seed)
     server = Server({}, torch.tensor(sent), torch.tensor(P, dtype=torch.float64), "val")
-    found: list[list[int]] = algorithm.choose(server, Cohort(run.site, np.array(ids), t)).tolist()
+    found: list[list[int]] = algorithm.choose(server, Cohort(run.clients, np.array(ids), t)).tolist()
     return found
 
 

@@ -108,12 +108,12 @@ def close(a: Model, b: Model) -> None:
 def test_two_rounds_by_hand(engine: Any) -> None:
     run = example(InOrder(lr=0.1, weights="uniform"), engine)
     run.round()
-    near(run.site.states.rows().r, [5.2025 / 10.2025, 8.700625 / 18.700625])
-    near(run.site.states.rows().r, [0.509924038226, 0.465258514087])
+    near(run.clients.states.rows().r, [5.2025 / 10.2025, 8.700625 / 18.700625])
+    near(run.clients.states.rows().r, [0.509924038226, 0.465258514087])
     near(pair(run.server.u), [0.943246875, 0.3715453125])
     near(pair(run.personal_models()), [[0.977783074001, 0.449215507841], [0.911735788201, 0.300678444174]])
     run.round()
-    kept = run.site.states.rows()
+    kept = run.clients.states.rows()
     near(kept.r, [0.528175858965, 0.463841672335])
     near(kept.r_sum / kept.rounds, [0.519049948595, 0.464550093211])  # lambda: the mean of the raw ratios
     near(pair(run.server.u), [0.936585328022, 0.341930263387])
@@ -175,7 +175,7 @@ def test_eta_g_scales_the_global_update(engine: Any) -> None:
     du = pair(run.server.u) - pair(START)
     near(du, 0.5 * torch.tensor([0.943246875 - 1, 0.3715453125 - 0.5], dtype=torch.float64))
     dw = torch.tensor([[0.010975, 0.0238625], [-0.12448125, -0.280771875]], dtype=torch.float64)
-    lam = run.site.states.rows().r[:, None]
+    lam = run.clients.states.rows().r[:, None]
     near(pair(run.personal_models()), pair(START) + lam * dw + (1 - lam) * du)
 
 
@@ -249,7 +249,7 @@ def test_without_learning_r_is_a_half_and_nothing_moves(engine: Any, trace: Any)
     run = federation(LGMix(lr=0.0, local_epochs=2, batch_size=10, trace=trace), engine)
     run.round()
     run.round()
-    assert (run.site.states.rows().r == 0.5).all()
+    assert (run.clients.states.rows().r == 0.5).all()
     same(run.server.u, net().state_dict())
     for c in range(3):
         same(run.client_model(c), net().state_dict())
@@ -260,7 +260,7 @@ def test_lambda_lies_between_0_and_1(engine: Any) -> None:
     run = federation(LGMix(**{**TRAINING, "lr": 0.5}, history="none"), engine)
     for _ in range(3):
         run.round()
-        r = run.site.states.rows().r
+        r = run.clients.states.rows().r
         assert ((r > 0) & (r < 1) & (r != 0.5)).all()
 
 
@@ -268,7 +268,7 @@ def test_lambda_lies_between_0_and_1(engine: Any) -> None:
 def test_dead_features_give_a_half(engine: Any) -> None:
     run = example(InOrder(lr=0.1), engine, samples=([(0.0, 1.0)], [(1.0, 1.0)]))
     run.round()
-    assert run.site.states.gather(np.arange(2)).r[0] == 0.5
+    assert run.clients.states.gather(np.arange(2)).r[0] == 0.5
 
 
 @both_engines
@@ -281,7 +281,7 @@ def test_batch_norm_statistics_are_mixed_like_weights(engine: Any) -> None:
     run = federation(LGMix(**TRAINING, weights="uniform"), engine, model=net(norm=True))
     run.round([0, 1])
     assert "1.running_mean" in run.server.u
-    for c, lam in enumerate(run.site.states.gather(np.arange(2)).r):
+    for c, lam in enumerate(run.clients.states.gather(np.arange(2)).r):
         for k, v in run.client_model(c).items():
             near(v, start[k] + lam * alone[c][k] + (1 - lam) * (alone[0][k] + alone[1][k]) / 2)
 
@@ -344,7 +344,7 @@ def test_centred_traces_in_a_round(engine: Any, trace: Any, counted: slice) -> N
             h = torch.tanh(run.data.x[rows] @ model["0.weight"].T + model["0.bias"])
             h = h - h.mean(0)
             values.append(torch.linalg.svdvals(h.T @ h / len(h))[counted].sum())
-        near(run.site.states.gather(np.array([c])).r, [values[0] / (values[0] + values[1])])
+        near(run.clients.states.gather(np.array([c])).r, [values[0] / (values[0] + values[1])])
 
 
 # participation, traffic, refusals --------------------------------------------------------------------
@@ -357,7 +357,7 @@ def test_absent_clients_stay_while_u_moves(engine: Any) -> None:
     same(run.client_model(1), before)
     assert not torch.equal(run.server.u["0.weight"], u["0.weight"])
     run.round()
-    copies = run.site.states.gather(np.arange(3)).u
+    copies = run.clients.states.gather(np.arange(3)).u
     for c in range(3):
         same({k: v[c] for k, v in copies.items()}, run.server.u)
 

@@ -307,4 +307,4 @@ def test_a_silent_client_is_sent_to_but_answers_nothing() -> None:
     other = federation(FedAvg(**TRAINING))
     other.round(clients=[0, 2])
     assert_equal(run.server["w"], other.server["w"])
-    assert run.site.states.clients == [0, 2]
+    assert run.clients.states.clients == [0, 2]

@@ -158,7 +158,7 @@ def test_bytes_and_state() -> None:
         run = small.federate(PFedHN(**H, **LOCAL, private_head=private))
         record = run.round(silent=[1])
         assert (record.bytes_down, record.bytes_up) == (2 * 4 * n, 4 * n)
-        assert run.site.states.clients == ([0] if private else [])
+        assert run.clients.states.clients == ([0] if private else [])
         assert not run.has_global
 
 

@@ -247,7 +247,7 @@ def test_rounds_of_named_clients_must_come_with_a_number(method: Any) -> None:
     run = many(method(**EXAMPLE), **free)
     with pytest.raises(InputError, match=r"a round has 3 or 5 clients, by .*give clients_per_round .* from 1 to 5"):
         run.round(clients=SCHEDULE[0])
-    assert run.rounds_done == 0 and not len(run.site.states.clients)
+    assert run.rounds_done == 0 and not len(run.clients.states.clients)
     assert run.round(clients=range(5)).failed == {}
     assert many(method(**EXAMPLE), schedule=None, clients_per_round=None, participation=0.6).round([0, 1, 3]).round == 1
 
@@ -531,10 +531,10 @@ def test_pgfedmo_without_beta_is_pgfed_bit_for_bit(engine: Any) -> None:
 def test_constant_downloads_give_a_constant_auxiliary_gradient(engine: Any, beta: float) -> None:
     run = quadratics(PGFedMo(**{**EXAMPLE, "lr": 0.0, "eta2": 0.0}, beta=beta), engine)
     run.round()
-    assert (run.site.states.rows().has_s == 0).all()
+    assert (run.clients.states.rows().has_s == 0).all()
     for _ in range(4):
         run.round()
-        near(run.site.states.rows().s["x"], 0.1 * 0.5 * run.server.grads["x"].sum(0).expand(2, 2))
+        near(run.clients.states.rows().s["x"], 0.1 * 0.5 * run.server.grads["x"].sum(0).expand(2, 2))
 
 
 @both_engines
@@ -542,9 +542,9 @@ def test_an_absent_client_keeps_its_auxiliary_gradient_and_alpha(engine: Any) ->
     run = many(PGFedMo(**EXAMPLE), engine, schedule=[range(5), range(5), [0, 2, 4], [1]])
     run.round()
     run.round()
-    before, rows = run.site.states.gather(np.arange(5)), run.server.A
+    before, rows = run.clients.states.gather(np.arange(5)), run.server.A
     run.round()
-    after = run.site.states.gather(np.arange(5))
+    after = run.clients.states.gather(np.arange(5))
     for i in (1, 3):
         assert torch.equal(before.s["x"][i], after.s["x"][i])
         assert torch.equal(rows[i], run.server.A[i])

@@ -120,7 +120,7 @@ def rounds(run: Federation, n: int) -> Federation:
 def lf_example(engine: str, **hyper: Any) -> Federation:
     run = on_pair(PLGULF(**FULL, **{"local_epochs": 2, "D": 1, "rho": 0.5, **hyper}), engine)
     for i, theta in enumerate([(1.5, 1.75), (1.0, 2.25)]):
-        run.site.states.scatter(np.array([i]), lf.Kept({k: v[None] for k, v in as_model(theta).items()}, {}, {}))
+        run.clients.states.scatter(np.array([i]), lf.Kept({k: v[None] for k, v in as_model(theta).items()}, {}, {}))
     return run
 
 

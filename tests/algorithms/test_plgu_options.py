@@ -331,7 +331,7 @@ def test_lf_weights(engine: str, weights: Any, p: float) -> None:
     algorithm = PLGULF(**FULL, local_epochs=2, D=1, rho=0.5, weights=weights, perturb_at="theta")
     run = Federation(task, data, algorithm, engine=engine, initial=as_model([2, 2]))
     for i, theta in enumerate([(1.5, 1.75), (1.0, 2.25)]):
-        run.site.states.scatter(np.array([i]), lf.Kept({k: v[None] for k, v in as_model(theta).items()}, {}, {}))
+        run.clients.states.scatter(np.array([i]), lf.Kept({k: v[None] for k, v in as_model(theta).items()}, {}, {}))
     run.round()
     w_i = (1.896223681134, 1.213915518148), (1.49871978175, 1.800625251649)
     close(as_vector(run.server["w"]), average(*w_i, p))

@@ -180,7 +180,7 @@ def test_fedbabu_by_hand(
 def test_fedbabu_never_touches_the_head_before_fine_tuning() -> None:
     run = small.federate(FedBABU(**TRAINING, opt_state="keep"))
     run.round()
-    states = run.site.states.gather(np.arange(2))
+    states = run.clients.states.gather(np.arange(2))
     for k in HEAD:
         for i in range(2):
             assert np.array_equal(states.v[k][i].numpy(), small.start()[k])
@@ -194,7 +194,7 @@ def test_fedrep_tunes_the_head_on_a_copy(engine: type) -> None:
     algorithm = FedRep(**WITHOUT_EPOCHS, head_epochs=1, last_head_epochs=2)
     run = small.federate(algorithm, engine(), schedule=[[0]])
     run.round()
-    phi, own = run.server["phi"], run.site.states.gather(np.arange(2)).v
+    phi, own = run.server["phi"], run.clients.states.gather(np.arange(2)).v
     before = {k: v.clone() for k, v in run.state()[0].items()}
     program = algorithm.personal_model(run.server, None).program  # type: ignore[arg-type]
     for i in range(2):  # client 1 never took part: it tunes the initial head

@@ -178,7 +178,7 @@ def acts(algorithm: Algorithm, name: str, reference: Mapping[str, Tensor]) -> bo
     for value in values[:1] if name in algorithm.unused() else values:
         other = moved(algorithm, {name: value})
         try:
-            if other.optimizer == "adam" and other.why_not_adam:
+            if other.optimizer == "adam" and other.adam_unsupported:
                 raise InputError("see Algorithm.__post_init__")
             if not alike(numbers(other), reference):
                 return True
@@ -197,7 +197,7 @@ def walks(name: str, thorough: bool) -> Iterator[tuple[Algorithm, list[str]]]:
         configs += [*EVERY, *(AVERAGING if issubclass(cls, ModelAveraging) else [])]
     for config, names in configs:
         algorithm = moved(cls(), base | config)
-        if algorithm.optimizer == "sgd" or not algorithm.why_not_adam:
+        if algorithm.optimizer == "sgd" or not algorithm.adam_unsupported:
             yield algorithm, names
 
 
@@ -222,7 +222,7 @@ def test_what_is_declared_to_act_acts_and_nothing_else(name: str) -> None:
 def test_every_hyper_parameter_acts_in_some_configuration_or_is_never_used(name: str) -> None:
     declared = conditions(ALGORITHMS[name].cls)
     never_used = {k for k, condition in declared.items() if not condition.ways}
-    if all(algorithm.optimizer == "sgd" for algorithm, _ in walks(name, thorough=True)):  # why_not_adam in all of them
+    if all(algorithm.optimizer == "sgd" for algorithm, _ in walks(name, thorough=True)):
         never_used |= {"betas", "amsgrad"}
     assert {k for k, really in acting(name, thorough=True).items() if not really} == never_used
 

@@ -13,7 +13,7 @@ from bespokefl.core import Task
 from bespokefl.data import FederatedData
 from bespokefl.engines import Engine
 from bespokefl.engines.base import Job, Result
-from bespokefl.engines.together import Together
+from bespokefl.engines.together import SharedEngine
 from bespokefl.experiments.selection import g_rows
 from bespokefl.federation import Federation
 
@@ -51,7 +51,7 @@ def results(run: Federation, rounds: int) -> list[torch.Tensor]:
     return [*(v.double() for v in run.personal_models().values()), *losses, torch.from_numpy(everybodys)]
 
 
-def side_by_side(together: Together, work: Sequence[Callable[[Engine], Any]]) -> list[Any]:
+def side_by_side(together: SharedEngine, work: Sequence[Callable[[Engine], Any]]) -> list[Any]:
     """Each function in a thread of its own, with a seat; what it returns, or the error that it raises."""
 
     def seated(pair: tuple[Any, Callable[[Engine], Any]]) -> Any:
@@ -82,8 +82,8 @@ class Counting:
     def plan(self) -> dict[str, Any]:
         return self.engine.plan()
 
-    def adopt(self, plan: Any) -> None:
-        self.engine.adopt(plan)
+    def load_state(self, plan: Any) -> None:
+        self.engine.load_state(plan)
 
     def release(self) -> None:
         self.released += 1

@@ -12,8 +12,8 @@ from bespokefl.algorithms import ALGORITHMS, Algorithm, build_algorithm
 from bespokefl.algorithms.fedavg import FedAvg
 from bespokefl.core import Batch, Down, Model, Pass, Task, hyper
 from bespokefl.engines import Engine, Sequential, Vectorized
-from bespokefl.engines.together import Together
-from bespokefl.engines.variants import Variants, outline
+from bespokefl.engines.together import SharedEngine
+from bespokefl.engines.variants import Variants, fingerprint
 
 SETTINGS: dict[str, Any] = {"lr": 0.05, "momentum": 0.9, "local_epochs": 1, "batch_size": 4}
 OWN: dict[str, dict[str, float]] = {  # beside the learning rate, by method: values of the second and third run
@@ -51,7 +51,7 @@ def at_once(
     work = [
         lambda seat, a=a, k=k: results(federation(a, seat, k), rounds) for a, k in zip(algorithms, SEEDS, strict=False)
     ]
-    return side_by_side(Together(engine, len(work), programs), work)
+    return side_by_side(SharedEngine(engine, len(work), programs), work)
 
 
 def assert_same(found: Sequence[Any], expected: Sequence[list[torch.Tensor]], tolerance: float = 1e-9) -> None:
@@ -110,7 +110,7 @@ def test_an_engine_knows_the_joined_functions_again() -> None:
 
     def traced() -> int:
         work = [lambda seat, a=a, k=k: train(seat, a, k) for a, k in zip(algorithms, SEEDS, strict=True)]
-        side_by_side(Together(engine, 3, programs), work)
+        side_by_side(SharedEngine(engine, 3, programs), work)
         return len(engine._cache._graphs)
 
     before = traced()
@@ -142,7 +142,7 @@ def test_where_a_float_decides_only_equal_runs_are_joined() -> None:
 
 def test_what_a_program_is_made_of() -> None:
     a, b = FedAvg(**SETTINGS), FedAvg(**SETTINGS | {"lr": 0.5})
-    ours, theirs = outline(a.train), outline(b.train)
+    ours, theirs = fingerprint(a.train), fingerprint(b.train)
     assert ours.shape == theirs.shape
     assert [pair for pair in zip(ours.floats, theirs.floats, strict=True) if pair[0] != pair[1]] == [(0.05, 0.5)]
     for other in (
@@ -150,8 +150,8 @@ def test_what_a_program_is_made_of() -> None:
         replace(a, aggregation="clip", clip_norm=1.0),
         replace(a, personal="global"),
     ):
-        assert outline(other.train).shape != ours.shape
-    assert outline(build_algorithm("fedprox", SETTINGS).train).shape != ours.shape  # type: ignore[attr-defined]
+        assert fingerprint(other.train).shape != ours.shape
+    assert fingerprint(build_algorithm("fedprox", SETTINGS).train).shape != ours.shape  # type: ignore[attr-defined]
     programs = Variants()
     variant = programs.of([a.train, b.train])
     assert variant is not None and variant.floats == [(0.05,), (0.5,)]

@@ -135,7 +135,7 @@ def test_chunks_by_memory_change_nothing(limit: int, monkeypatch: pytest.MonkeyP
 def test_an_adopted_memory_limit_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bespokefl.engines.budget.free_bytes", lambda device: 10**12)
     first, second = Vectorized("cpu", lanes=1), Vectorized("cpu", lanes=1)
-    second.adopt({**first.plan(), "memory": 1})
+    second.load_state({**first.plan(), "memory": 1})
     trained(second, small_net())
     assert second.plan()["memory"] == 1
 
@@ -279,5 +279,5 @@ def test_an_adopted_plan_keeps_the_layout_of_every_model() -> None:
     tiny, middling = Task(nn.Linear(4, 2)), Task(nn.Linear(400, 200))
     first, second = Vectorized("cpu"), Vectorized("cpu")
     first._cores = 3  # of another machine
-    second.adopt(first.plan())
+    second.load_state(first.plan())
     assert [second.layout(task) for task in (tiny, middling)] == [Layout(1, None), Layout(3, None)]

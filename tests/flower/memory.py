@@ -12,7 +12,7 @@ import numpy as np
 
 from bespokefl.experiments.reading import parse_experiment
 from bespokefl.experiments.schema import Experiment
-from bespokefl.flower.server.membership import Roster
+from bespokefl.flower.server.membership import Membership
 from bespokefl.flower.server.remote_federation import RemoteFederation
 from bespokefl.flower.server.serve import make_federation
 from bespokefl.flower.silo.silo import open_silo
@@ -138,12 +138,12 @@ def remote(
     it: Experiment, transport: Memory, folder: Path, notes: Notes | None = None, rounds: int = 100
 ) -> RemoteFederation:
     """The first algorithm and seed of an experiment, ready for its first round; a test does as many as it wants."""
-    roster = Roster(transport, it, folder, (notes or Notes()).note)
+    roster = Membership(transport, it, folder, (notes or Notes()).note)
     census = roster.gather(len(transport.nodes()), it.seeds[0])
     federation = make_federation(it, it.algorithms[0], it.seeds[0], census, roster)
-    header = federation.site.opening.header
+    header = federation.clients.opening.header
     agreement = {**header["agreement"], "rounds": rounds}
-    federation.site.opening = Envelope({**header, "agreement": agreement}, federation.site.opening.arrays)
+    federation.clients.opening = Envelope({**header, "agreement": agreement}, federation.clients.opening.arrays)
     federation.begin()
     return federation
 

@@ -121,7 +121,7 @@ def test_what_was_seen_is_kept_with_the_run(tmp_path: Path) -> None:
     again = remote(it, transport, tmp_path / "again")
     again.restore(tensors, json.loads(json.dumps(meta)))
     assert set(there.round().failed) == {1, 2, 4}
-    assert "changes" in meta and again.site.seen.rounds == json.loads(json.dumps(meta))["changes"]
+    assert "changes" in meta and again.clients.seen.rounds == json.loads(json.dumps(meta))["changes"]
 
 
 def test_what_was_cut_is_in_the_files(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ HOSTED = [[0, 3], [4], [1, 2]]
 
 def simulated(it: Experiment) -> Federation:
     data = resolve.load_data(it, 0)
-    return resolve.make_federation(it, resolve.make_kit(it, it.algorithms[0], data), 0, data)
+    return resolve.make_federation(it, resolve.make_resources(it, it.algorithms[0], data), 0, data)
 
 
 def of_server(federation: Federation | RemoteFederation) -> dict[str, torch.Tensor]:

@@ -92,7 +92,7 @@ def test_one_client_of_many_on_a_node_is_refused_alone(tmp_path: Path) -> None:
     here, there = simulated(it), remote(it, Memory(shards(tmp_path, it, HOSTED), tamper=tamper), tmp_path)
     here.round(silent=[3])
     assert list(there.round().failed) == [3]
-    there.site.roster.transport.tamper = None  # type: ignore[attr-defined]
+    there.clients.roster.transport.tamper = None  # type: ignore[attr-defined]
     here.round()
     there.round()
     assert_alike(here, there, 1e-9)

@@ -70,7 +70,7 @@ class Tap:
     @property
     def shop(self) -> Workshop:
         """Of the run, from the silo's folder where it is over."""
-        return self.silo._workshop({"run": self.federation.site.run_id})
+        return self.silo._workshop({"run": self.federation.clients.run_id})
 
     def versions(self, client: int) -> list[int]:
         return self.shop.vault.held(client)
@@ -415,7 +415,7 @@ def test_rounds_and_evaluations_are_those_that_the_run_was_opened_with(tmp_path:
     assert told_of == [5], "only the last round's, beside the one that was"
     beyond = tap.silo.handle(changed(train, 0.1, round=5)).header["error"]
     assert "round 6: this run was opened with 5 rounds" in beyond
-    opening = tap.federation.site.opening
+    opening = tap.federation.clients.opening
     for change in ({"rounds": 6}, {"every": 1}):
         agreement = {**opening.header["agreement"], "clients": [0], **change}
         again = tap.silo.handle(Envelope({**opening.header, "agreement": agreement}, opening.arrays))

@@ -13,7 +13,7 @@ from tests.flower.test_faults import BAD, changed, first, is_run
 
 from bespokefl.evaluation.sample_metrics import Judged
 from bespokefl.flower.server.census import fitting
-from bespokefl.flower.server.membership import Roster
+from bespokefl.flower.server.membership import Membership
 from bespokefl.flower.server.scores import Scores
 from bespokefl.flower.server.serve import serve
 from bespokefl.flower.transport.envelope import Envelope
@@ -124,7 +124,7 @@ def test_no_answer_of_one_node_ends_a_start(what: str, tmp_path: Path) -> None:
     transport = Memory({**shards(tmp_path, it, HOSTED), 900: shards(tmp_path / "liar", it, [[4]])[100]})
     transport.tamper = lambda node, q, a: lie(a) if node == 900 else a
     notes = Notes()
-    roster = Roster(transport, it, tmp_path, notes.note)
+    roster = Membership(transport, it, tmp_path, notes.note)
     census = roster.gather(3, 0)
     assert census.clients == 5
     assert any("node 900 is left out" in text and words in text for text in notes.texts), notes.texts
@@ -137,7 +137,7 @@ def test_a_start_says_once_why_a_node_is_left_out(tmp_path: Path) -> None:
     transport.tamper = lambda node, q, a: entry(a, name="\x07") if node == BAD else a
     notes = Notes()
     with pytest.raises(Exception, match="2 of 3 silos were there"):
-        Roster(transport, it, tmp_path, notes.note).gather(3, 0)
+        Membership(transport, it, tmp_path, notes.note).gather(3, 0)
     assert sum("node 101" in text for text in notes.texts) == 1
 
 

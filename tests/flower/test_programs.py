@@ -11,7 +11,7 @@ from bespokefl.algorithms import ALGORITHMS, build_algorithm
 from bespokefl.core import InputError, Order, Program, Task
 from bespokefl.engines import Sequential
 from bespokefl.engines.base import Job, Result
-from bespokefl.engines.variants import outline
+from bespokefl.engines.variants import fingerprint
 from bespokefl.federation import Federation
 
 # Settings under which methods run other programs than by default.
@@ -56,8 +56,8 @@ def test_every_program_of_rounds_and_personal_models_has_a_name(name: str, hyper
     federation.round()
     federation.personal_models([0])
     named = algorithm.programs()
-    known = {outline(program) for t in range(3) for program in algorithm.at(t).programs().values()}
-    assert {outline(program) for program in engine.programs} <= known
+    known = {fingerprint(program) for t in range(3) for program in algorithm.at(t).programs().values()}
+    assert {fingerprint(program) for program in engine.programs} <= known
     twin = build_algorithm(name, SETTINGS | {"local_epochs": 1}, hyper).programs()  # as a silo has it
     assert list(twin) == list(named)
     for key, program in named.items():
@@ -80,7 +80,7 @@ def test_a_program_without_a_name_is_refused_with_the_remedy(tmp_path: Any) -> N
     federation = remote(it, Memory(shards(tmp_path, it, [[0, 1, 2, 3, 4]])), tmp_path)
     nameless = Program(lambda task, down, kept: {}, (), lambda task, down, c: ({}, c))
     with pytest.raises(InputError, match="a program without a name"):
-        federation.site.name_of(Order(nameless, np.array([0]), {}, {}, 0))
+        federation.clients.name_of(Order(nameless, np.array([0]), {}, {}, 0))
     train = federation.algorithm.train  # type: ignore[attr-defined]
-    assert federation.site.name_of(Order(train, np.array([0]), {}, {}, 0)) == "train"
-    assert np.all(federation.site.versions.numpy() == 0)
+    assert federation.clients.name_of(Order(train, np.array([0]), {}, {}, 0)) == "train"
+    assert np.all(federation.clients.versions.numpy() == 0)

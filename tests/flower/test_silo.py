@@ -315,7 +315,7 @@ def test_requests_that_are_refused(what: str, tmp_path: Path) -> None:
 def test_endless_work_is_refused(tmp_path: Path) -> None:
     it = experiment([{"name": "fedavg", "local_epochs": 3000}])
     federation = remote(it, Memory(shards(tmp_path, it, [[0, 1, 2, 3, 4]])), tmp_path)
-    answer = federation.site.run(order_of(federation))
+    answer = federation.clients.run(order_of(federation))
     assert all("passes" in str(error) for error in answer.failed.values()) and len(answer.failed) == 5
 
 

@@ -12,7 +12,7 @@ from tests.flower.test_hostile import Lie, entry, head
 
 from bespokefl.errors import RunError
 from bespokefl.experiments.schema import Experiment
-from bespokefl.flower.server.membership import Roster
+from bespokefl.flower.server.membership import Membership
 from bespokefl.flower.server.serve import serve
 from bespokefl.flower.transport.envelope import Envelope
 from bespokefl.results.files import read_csv, read_rounds
@@ -153,6 +153,6 @@ def test_a_node_that_comes_right_is_taken(tmp_path: Path, monkeypatch: pytest.Mo
     until = time.monotonic() + 0.8
     wrong = head(of=9)
     transport.tamper = lambda node, q, a: wrong(a) if node == 101 and time.monotonic() < until else a
-    census = Roster(transport, it, tmp_path, Notes().note).gather(2, 0)
+    census = Membership(transport, it, tmp_path, Notes().note).gather(2, 0)
     assert "" not in census.silos and time.monotonic() >= until
     assert remote(it, transport, tmp_path / "x").round().failed == {}

@@ -335,7 +335,7 @@ def test_a_seed_that_fails_does_not_stop_those_beside_it(
         "from bespokefl.algorithms.fedavg import FedAvg\n"
         "@dataclass(frozen=True)\nclass Raises(FedAvg):\n    name: ClassVar[str] = 'raises'\n"
         "    def round(self, server, cohort):\n"
-        "        if cohort.site.seed == 1:\n            raise ArithmeticError('on purpose')\n"
+        "        if cohort.clients.seed == 1:\n            raise ArithmeticError('on purpose')\n"
         "        return super().round(server, cohort)\n"
         "@dataclass(frozen=True)\nclass Dies(FedAvg):\n    name: ClassVar[str] = 'dies'\n"
         "    def round(self, server, cohort):\n        os._exit(9)\n"

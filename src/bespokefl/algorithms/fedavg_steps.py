@@ -58,7 +58,7 @@ class FedAvgSteps(ModelAveraging, OneModel):
     step_lr: float | None = hyper(None, "size of these steps; nothing: lr", low=0)
 
     @property
-    def why_not_apart(self) -> str:
+    def remote_unsupported(self) -> str:
         return "algorithm.mu > 0 takes every client's samples to all others" if self.mu else ""
 
     def check(self, task: Task, setup: Setup) -> None:

@@ -165,7 +165,7 @@ class FedPG(Algorithm):
     )
 
     @property
-    def why_not_adam(self) -> str:
+    def adam_unsupported(self) -> str:
         return "its server takes a client's move over eta for a gradient, which Adam's is not"
 
     def check(self, task: Task, setup: Setup) -> None:

@@ -103,7 +103,7 @@ class L2SGD(ModelAveraging):
         return Batches("train", 1, self.batch_size, f"batch {j}", self.drop_last, steps=tails)
 
     @property
-    def why_not_apart(self) -> str:
+    def remote_unsupported(self) -> str:
         if self.form == "round" or self.flips <= MOST_FLIPS:
             return ""
         return f"algorithm.flips = {self.flips}: there, every program has a name; it is at most {MOST_FLIPS}"

@@ -130,7 +130,7 @@ class PGFed(ModelAveraging):
     taylor: bool = hyper(True, "f_j of eq. (5) by its tangent, eq. (8); false: itself, on client j's data")
 
     @property
-    def why_not_apart(self) -> str:
+    def remote_unsupported(self) -> str:
         return "" if self.taylor else "algorithm.taylor = false takes every client's samples to all others"
 
     def check(self, task: Task, setup: Setup) -> None:
@@ -277,7 +277,7 @@ class PGFed(ModelAveraging):
 
 def data_of(clients: Tensor, cohort: Cohort) -> dict[str, Tensor]:
     """All train samples of some clients, and the matrix that makes each client's mean of values per sample."""
-    x, y, counts = cohort.samples([int(k) for k in clients])  # here; see `why_not_apart`
+    x, y, counts = cohort.samples([int(k) for k in clients])  # here; see `remote_unsupported`
     means = (torch.full((1, n), 1 / n, dtype=cohort.task.dtype, device=clients.device) for n in counts)
     return {"x": x, "y": y, "mean_of": torch.block_diag(*means)}  # type: ignore[no-untyped-call]
 

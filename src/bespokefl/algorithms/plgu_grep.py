@@ -83,7 +83,7 @@ class PLGUGRep(PartialSharing):
     weights: Literal["sample", "uniform"] = hyper("uniform", "p_i: aggregation by samples (n_i) or all clients alike")
 
     @property
-    def why_not_adam(self) -> str:
+    def adam_unsupported(self) -> str:
         return (
             "Adam's first step has one length in every coordinate, so its scores (score_from = 'step') say nothing"
             if self.score_from == "step"

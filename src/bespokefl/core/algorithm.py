@@ -125,9 +125,9 @@ class Algorithm:
         method = getattr(self, "name", type(self).__name__)
         for name, value in checked(type(self), own, method).items():
             object.__setattr__(self, name, value)
-        if self.optimizer == "adam" and self.why_not_adam:
+        if self.optimizer == "adam" and self.adam_unsupported:
             raise InputError(
-                f"algorithm.optimizer = 'adam' ({method}): {self.why_not_adam}; it must be 'sgd': "
+                f"algorithm.optimizer = 'adam' ({method}): {self.adam_unsupported}; it must be 'sgd': "
                 f"{{name = '{method}', optimizer = 'sgd'}} beside methods that take Adam"
             )
         defaults = {f.name: f.default for f in fields(self)}
@@ -155,12 +155,12 @@ class Algorithm:
         return self._with(lr=self.lr * self.lr_decay**t) if self.moving else self
 
     @property
-    def why_not_apart(self) -> str:
+    def remote_unsupported(self) -> str:
         """Why clients on machines of their own cannot run this method; empty if they can."""
         return ""
 
     @property
-    def why_not_adam(self) -> str:
+    def adam_unsupported(self) -> str:
         """Why Adam makes no sense for this method; empty if it does."""
         return ""
 

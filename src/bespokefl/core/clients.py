@@ -47,7 +47,7 @@ class Postprocessor:
         return uploads
 
 
-class Site(Protocol):
+class Clients(Protocol):
     """All that a cohort needs beside its ids."""
 
     @property

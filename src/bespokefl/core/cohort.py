@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bespokefl.core import trees
-from bespokefl.core.clients import NOT_FINITE, Ledger, Site, Transfer
+from bespokefl.core.clients import NOT_FINITE, Clients, Ledger, Transfer
 from bespokefl.core.program import Order, Program, Result, Rows
 from bespokefl.core.task import Task
 from bespokefl.core.trees import Tree
@@ -23,14 +23,14 @@ class Cohort:
 
     def __init__(
         self,
-        site: Site,
+        clients: Clients,
         ids: Rows,
         round: int,
         *,
         silent: Collection[int] = (),
         ledger: Ledger | None = None,
     ) -> None:
-        self.site, self.ids, self.round = site, np.asarray(ids, dtype=np.int64), round
+        self.clients, self.ids, self.round = clients, np.asarray(ids, dtype=np.int64), round
         self.silent = silent
         self.ledger = ledger if ledger is not None else Ledger()
 
@@ -40,37 +40,37 @@ class Cohort:
     @property
     def task(self) -> Task:
         """The model and its loss."""
-        return self.site.task
+        return self.clients.task
 
     @property
     def seed(self) -> int:
         """That of the run, for the method's own random streams."""
-        return self.site.seed
+        return self.clients.seed
 
     def samples(self, clients: Sequence[int]) -> tuple[Tensor, Tensor, list[int]]:
         """All training samples of some clients and how many are whose, for a study in which they are at hand."""
-        return self.site.samples(clients)
+        return self.clients.samples(clients)
 
     @property
     def n(self) -> Tensor:
         """n_i, the clients' numbers of training samples."""
-        return torch.as_tensor(self.site.train_sizes[self.ids], dtype=torch.float64)
+        return torch.as_tensor(self.clients.train_sizes[self.ids], dtype=torch.float64)
 
     def weights(self, kind: str) -> Tensor:
         """p_i: ``sample`` is n_i over the cohort's total, ``uniform`` is one over its size."""
         n = self.n
         p = n / n.sum() if kind == "sample" else torch.full_like(n, 1 / len(n))
-        p, cut = self.site.fair(self.ids, p)
+        p, cut = self.clients.fair(self.ids, p)
         self.ledger.cut |= cut
         return p
 
     def everyone(self) -> "Cohort":
         """All clients of the federation in this round, sampled or not."""
-        return self.only(range(len(self.site.train_sizes)))
+        return self.only(range(len(self.clients.train_sizes)))
 
     def only(self, ids: Sequence[int] | Rows) -> "Cohort":
         """Some of these clients, for an exchange with them alone; what happens is written to the same ledger."""
-        return Cohort(self.site, np.asarray(ids), self.round, silent=self.silent, ledger=self.ledger)
+        return Cohort(self.clients, np.asarray(ids), self.round, silent=self.silent, ledger=self.ledger)
 
     def run(
         self,
@@ -93,9 +93,9 @@ class Cohort:
         if self.silent:
             asked = asked[[int(c) not in self.silent for c in self.ids]]
             order = order.select(asked)
-        result = self.site.run(order) if len(asked) else Result(asked, {}, {}, {})
+        result = self.clients.run(order) if len(asked) else Result(asked, {}, {}, {})
         transfer = Transfer(order, held or {}, self.ledger)
-        for one in self.site.postprocessors:
+        for one in self.clients.postprocessors:
             result = result._replace(uploads=one.sent(transfer, result))
         self.ledger.exchanges += 1
         good = self._usable(result, order.clients)
@@ -104,11 +104,11 @@ class Cohort:
         self._count(result, shared, own, uploads)
         if not len(rows):
             raise self._nobody_left() from next(iter(result.failed.values()), None)
-        for one in self.site.postprocessors:
+        for one in self.clients.postprocessors:
             uploads = one.accepted(transfer, uploads, result.positions[good])
         if write:
             states = _choose(result.states, good, len(result.positions))
-            self.site.keep(self.ids[rows], states, uploads if groups is None else {})
+            self.clients.keep(self.ids[rows], states, uploads if groups is None else {})
         return Uploads(self.only(self.ids[rows]), uploads, rows, groups)
 
     def _count(self, result: Result, shared: Tree, own: Tree, uploads: Tree) -> None:

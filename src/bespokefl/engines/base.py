@@ -107,7 +107,7 @@ class Engine(Protocol):
     def plan(self) -> dict[str, Any]:
         """The decisions that could depend on the machine's state, to be kept with a checkpoint."""
 
-    def adopt(self, plan: Mapping[str, Any]) -> None:
+    def load_state(self, plan: Mapping[str, Any]) -> None:
         """Takes over decisions of an earlier process, so that a resumed run computes the same bits."""
 
     def release(self) -> None:

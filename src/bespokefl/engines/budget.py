@@ -30,7 +30,7 @@ class Budget:
         self._limit: int | None = None
         self._client_bytes: dict[Any, int] = {}
 
-    def adopt(self, limit: int | None) -> None:
+    def load_state(self, limit: int | None) -> None:
         if limit is not None:
             self._limit = self.used_limit = int(limit)
 

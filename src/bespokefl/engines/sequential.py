@@ -57,7 +57,7 @@ class Sequential:
     def plan(self) -> dict[str, Any]:
         return {}
 
-    def adopt(self, plan: Mapping[str, Any]) -> None:
+    def load_state(self, plan: Mapping[str, Any]) -> None:
         """Nothing to take over."""
 
     def release(self) -> None:

@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 from bespokefl.core.program import Result, Rows
 from bespokefl.core.trees import Tree, concat, rows, tree_map
 from bespokefl.engines.base import Engine, Job, Plans, Resident, total_samples
-from bespokefl.engines.variants import Variant, Variants, outline
+from bespokefl.engines.variants import Variant, Variants, fingerprint
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Joined(Job):
         return [(int(p), int(r)) for p, r in zip(self.owner, self.place, strict=True)]
 
 
-class Together:
+class SharedEngine:
     """One engine for several federations, each of which gets a seat (an engine of its own, as it seems).
 
     ``variants`` are those of an earlier one on the same engine, whose traced functions then serve again.
@@ -63,7 +63,7 @@ class Together:
     def __init__(self, engine: Engine, seats: int, variants: Variants | None = None) -> None:
         self.engine = engine
         self.variants = variants or Variants()
-        self.seats = [Seat(self, number) for number in range(seats)]
+        self.seats = [EngineHandle(self, number) for number in range(seats)]
         self._seated = set(range(seats))
         self._waiting: dict[int, Job] = {}
         self._answers: dict[int, Result | BaseException] = {}
@@ -123,7 +123,7 @@ class Together:
         """Only those with the same hyper-parameters are joined."""
         alike: dict[Hashable, list[int]] = {}
         for k, job in enumerate(jobs):
-            alike.setdefault(outline(job.program).floats, []).append(k)
+            alike.setdefault(fingerprint(job.program).floats, []).append(k)
         answers = {
             k: answer
             for places in alike.values()
@@ -146,10 +146,10 @@ class Together:
         return self._data[key][1:]
 
 
-class Seat:
+class EngineHandle:
     """What one of the federations takes for its engine."""
 
-    def __init__(self, together: Together, number: int) -> None:
+    def __init__(self, together: SharedEngine, number: int) -> None:
         self._together, self._number = together, number
         self.name, self.device = together.engine.name, together.engine.device
 
@@ -162,8 +162,8 @@ class Seat:
     def plan(self) -> dict[str, Any]:
         return self._together.engine.plan()
 
-    def adopt(self, plan: Mapping[str, Any]) -> None:
-        self._together.engine.adopt(plan)
+    def load_state(self, plan: Mapping[str, Any]) -> None:
+        self._together.engine.load_state(plan)
 
     def release(self) -> None:
         """The others still use what the engine keeps."""
@@ -224,7 +224,7 @@ def _kind(job: Job) -> Hashable:
         return id(job)  # its clients meet the same samples, those of another job do not
     each = rows((dict(job.per_client), job.states), 0)
     flat, spec = pytree.tree_flatten((dict(job.shared), each))
-    return job.task, outline(job.program).shape, job.data.kind, spec, tuple((v.shape, v.dtype) for v in flat)
+    return job.task, fingerprint(job.program).shape, job.data.kind, spec, tuple((v.shape, v.dtype) for v in flat)
 
 
 def _is_same(a: Tree, b: Tree) -> bool:

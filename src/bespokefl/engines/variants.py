@@ -20,7 +20,7 @@ from bespokefl.core.trees import Tree
 HYPER = "hyper-parameters"  # the download that holds the tensors; no program has one of this name, which has a dash
 
 
-class Outline(NamedTuple):
+class Fingerprint(NamedTuple):
     """A program in two parts: equal shapes say that two programs differ in these floats only."""
 
     shape: Hashable
@@ -28,14 +28,14 @@ class Outline(NamedTuple):
     moving: tuple[int, ...] = ()  # the places of those that will differ in other rounds
 
 
-def outline(program: Program) -> Outline:
+def fingerprint(program: Program) -> Fingerprint:
     reader = _Reader()
     shape = reader.read(program)
     try:
         hash(shape)
     except TypeError:  # an algorithm of somebody's own that holds a list, say: it is like nothing but itself
-        return Outline(program, ())
-    return Outline(shape, tuple(reader.floats), tuple(reader.moving))
+        return Fingerprint(program, ())
+    return Fingerprint(shape, tuple(reader.floats), tuple(reader.moving))
 
 
 class Variant(NamedTuple):
@@ -66,9 +66,9 @@ class Variants:
 
     def of(self, programs: Sequence[Program]) -> Variant | None:
         """One program for programs of one shape; None if that was refused before."""
-        outlines = [outline(program) for program in programs]
-        shape, floats = outlines[0].shape, [own.floats for own in outlines]
-        places = self._places(outlines)
+        fingerprints = [fingerprint(program) for program in programs]
+        shape, floats = fingerprints[0].shape, [own.floats for own in fingerprints]
+        places = self._places(fingerprints)
         if places is None:
             return None
         constant = tuple(value for place, value in enumerate(floats[0]) if place not in places)
@@ -79,15 +79,15 @@ class Variants:
 
     def refuse(self, programs: Sequence[Program]) -> None:
         """Tensors cannot stand for these floats (one decides in Python, perhaps): not to be tried again."""
-        outlines = [outline(program) for program in programs]
-        self._refused.add((outlines[0].shape, self._places(outlines)))
+        fingerprints = [fingerprint(program) for program in programs]
+        self._refused.add((fingerprints[0].shape, self._places(fingerprints)))
 
-    def _places(self, outlines: Sequence[Outline]) -> tuple[int, ...] | None:
+    def _places(self, fingerprints: Sequence[Fingerprint]) -> tuple[int, ...] | None:
         """Of floats that differ, or will in other rounds; or of those only that differ; None if both are refused."""
-        together = zip(*(own.floats for own in outlines), strict=True)
+        together = zip(*(own.floats for own in fingerprints), strict=True)
         differing = {place for place, values in enumerate(together) if len(set(values)) > 1}
-        wanted = [tuple(sorted(differing | set(outlines[0].moving))), tuple(sorted(differing))]
-        return next((places for places in wanted if (outlines[0].shape, places) not in self._refused), None)
+        wanted = [tuple(sorted(differing | set(fingerprints[0].moving))), tuple(sorted(differing))]
+        return next((places for places in wanted if (fingerprints[0].shape, places) not in self._refused), None)
 
 
 def _varied(program: Program, places: tuple[int, ...]) -> Program:

@@ -77,8 +77,8 @@ class Vectorized:
     def plan(self) -> dict[str, Any]:
         return {"memory": self._budget.used_limit, "compiled": self.compile, "lanes": self.lanes or self._cores}
 
-    def adopt(self, plan: Mapping[str, Any]) -> None:
-        self._budget.adopt(plan["memory"])
+    def load_state(self, plan: Mapping[str, Any]) -> None:
+        self._budget.load_state(plan["memory"])
         self.compile = bool(plan["compiled"])
         self._cores = int(plan["lanes"])
 

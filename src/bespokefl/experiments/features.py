@@ -38,7 +38,7 @@ def _features(federation: Federation, model: Model, rows: Rows) -> NDArray[np.fl
     with torch.no_grad(), numerics(task.dtype, engine.device, tf32=getattr(engine, "tf32", True)):
         for k in range(0, len(rows), size):
             own = torch.as_tensor(rows[k : k + size], device=engine.device)
-            h = task.features(model, Batch(*federation.site.data.gather(own), None, key))
+            h = task.features(model, Batch(*federation.clients.data.gather(own), None, key))
             parts.append(h.flatten().double().cpu().numpy())
     return np.concatenate(parts)
 

@@ -30,7 +30,7 @@ def restored_run(folder: Path, device: str | None = None) -> RestoredRun:
     if stored is None:
         raise InputError(f"{run} has no checkpoint yet; let the run go on with `bespoke run ... --resume`.")
     data = resolve.load_data(experiment, seed)
-    federation = resolve.make_federation(experiment, resolve.make_kit(experiment, choice, data), seed, data)
+    federation = resolve.make_federation(experiment, resolve.make_resources(experiment, choice, data), seed, data)
     restore(federation, stored)
     return RestoredRun(run, experiment, choice, seed, federation)
 

@@ -151,4 +151,4 @@ def _batches(federation: Federation, rows: Rows) -> list[Batch]:
     device, size = federation.engine.device, batch_size(federation.data)
     key = torch.zeros((), dtype=torch.int64, device=device)
     parts = [torch.as_tensor(rows[k : k + size], device=device) for k in range(0, len(rows), size)]
-    return [Batch(*federation.site.data.gather(part), None, key) for part in parts]
+    return [Batch(*federation.clients.data.gather(part), None, key) for part in parts]

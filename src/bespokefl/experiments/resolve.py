@@ -131,7 +131,7 @@ def _settings(experiment: Experiment) -> Document:
     return {key: None if value == "full" else value for key, value in settings.items()}
 
 
-class Kit(NamedTuple):
+class RunResources(NamedTuple):
     """What the seeds of one algorithm share: an engine keeps what it traced for this very task and algorithm.
 
     The task is on the engine's device: seeds that run at the same time cannot all move it.
@@ -142,18 +142,18 @@ class Kit(NamedTuple):
     engine: Engine
 
 
-def make_kit(experiment: Experiment, choice: AlgorithmChoice, data: FederatedData) -> Kit:
+def make_resources(experiment: Experiment, choice: AlgorithmChoice, data: FederatedData) -> RunResources:
     engine = make_engine(experiment)
     task = make_task(experiment, experiment.seeds[0], data).to(engine.device)
-    return Kit(task, make_algorithm(experiment, choice), engine)
+    return RunResources(task, make_algorithm(experiment, choice), engine)
 
 
-def make_federation(experiment: Experiment, kit: Kit, seed: int, data: FederatedData) -> Federation:
+def make_federation(experiment: Experiment, resources: RunResources, seed: int, data: FederatedData) -> Federation:
     return Federation(
-        kit.task,
+        resources.task,
         data,
-        kit.algorithm,
-        engine=kit.engine,
+        resources.algorithm,
+        engine=resources.engine,
         seed=seed,
         participation=experiment.train.participation,
         initial=make_task(experiment, seed, data).initial,

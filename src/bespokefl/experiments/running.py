@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from bespokefl.data import FederatedData
 from bespokefl.engines import Engine
 from bespokefl.engines.peak import PeakMemory
-from bespokefl.engines.together import Together
+from bespokefl.engines.together import SharedEngine
 from bespokefl.engines.variants import Variants
 from bespokefl.errors import Diverged, EndedEarly, InputError, RunError, in_short, no_room
 from bespokefl.experiments import resolve
@@ -66,7 +66,7 @@ class Prepared:
     """What the checks before the start leave for the runs."""
 
     plans: dict[tuple[str, int], RunPlan]  # by label and seed
-    kits: dict[str, resolve.Kit]  # by label
+    resources: dict[str, resolve.RunResources]  # by label
     finished: frozenset[Path]  # folders that need no work
     first: FederatedData  # of the first seed
     notes: tuple[str, ...] = ()  # what the folders hold that their user should know
@@ -111,7 +111,7 @@ def run_experiment(experiment: Experiment, out: Path, *, resume: bool, reporter:
                     raise Interrupted(f"before {choice.label}, seed {plans[0].seed}")
                 shown = [reporter] if len(plans) == 1 else SideBySide(reporter, len(plans)).of_runs
                 told = [tracking.reporter(one, tracked(plan)) for one, plan in zip(shown, plans, strict=True)]
-                done = _run_group(experiment, prepared.kits[choice.label], plans, data, told, stop)
+                done = _run_group(experiment, prepared.resources[choice.label], plans, data, told, stop)
                 for plan, ending in zip(plans, done, strict=True):
                     outcome.add(plan.folder, ending)
     return outcome
@@ -125,7 +125,7 @@ def at_once(experiment: Experiment) -> list[tuple[int, ...]]:
 
 def _run_group(
     experiment: Experiment,
-    kit: resolve.Kit,
+    resources: resolve.RunResources,
     plans: Sequence[RunPlan],
     data: Mapping[int, FederatedData],
     reporters: Sequence[Reporter],
@@ -134,9 +134,9 @@ def _run_group(
     """Runs of one method at the same time, as `_run_one` does each of them."""
 
     def run(plan: RunPlan, reporter: Reporter, engine: Engine) -> Ending:
-        return _run_one(experiment, kit._replace(engine=engine), plan, data[plan.seed], reporter, stop)
+        return _run_one(experiment, resources._replace(engine=engine), plan, data[plan.seed], reporter, stop)
 
-    return side_by_side(kit.engine, [partial(run, *pair) for pair in zip(plans, reporters, strict=True)])
+    return side_by_side(resources.engine, [partial(run, *pair) for pair in zip(plans, reporters, strict=True)])
 
 
 def side_by_side(
@@ -153,7 +153,7 @@ def side_by_side(
 
 
 def _seated(engine: Engine, runs: Sequence[Callable[[Engine], Result]], variants: Variants | None) -> list[Result]:
-    seats = Together(engine, len(runs), variants).seats
+    seats = SharedEngine(engine, len(runs), variants).seats
 
     def seated(k: int) -> Result:
         try:
@@ -186,20 +186,20 @@ def run_seeds(
     for seed, own in data.items():
         document = resolve.resolved(experiment, choice, seed, own, resolve.make_task(experiment, seed, own))
         plans.append(make_plan(experiment, choice, seed, out, document, own))
-    kit = resolve.make_kit(experiment, choice, data[plans[0].seed])
-    return _run_group(experiment, kit, plans, data, reporters, stop)
+    resources = resolve.make_resources(experiment, choice, data[plans[0].seed])
+    return _run_group(experiment, resources, plans, data, reporters, stop)
 
 
 def _run_one(
     experiment: Experiment,
-    kit: resolve.Kit,
+    resources: resolve.RunResources,
     plan: RunPlan,
     data: FederatedData,
     reporter: Reporter,
     stop: StopRequest,
 ) -> Ending:
     """How the run ended; Interrupted if somebody asked to stop."""
-    return run_planned(plan, lambda: resolve.make_federation(experiment, kit, plan.seed, data), reporter, stop)
+    return run_planned(plan, lambda: resolve.make_federation(experiment, resources, plan.seed, data), reporter, stop)
 
 
 def run_planned(plan: RunPlan, make: Callable[[], RoundLoop], reporter: Reporter, stop: StopRequest) -> Ending:
@@ -258,17 +258,17 @@ def prepare(experiment: Experiment, out: Path, resume: bool) -> Prepared:
             for choice in experiment.algorithms:
                 document = resolve.resolved(experiment, choice, seed, data, task)
                 plans[choice.label, seed] = make_plan(experiment, choice, seed, out, document, data)
-    kits = {}
+    resources: dict[str, resolve.RunResources] = {}
     for choice in experiment.algorithms:
         with experiment.origin.located(choice.key):
-            kits[choice.label] = kit = resolve.make_kit(experiment, choice, first)
-            resolve.make_federation(experiment, kit, experiment.seeds[0], first)
+            resources[choice.label] = own = resolve.make_resources(experiment, choice, first)
+            resolve.make_federation(experiment, own, experiment.seeds[0], first)
     found = {plan.folder: examine(plan, resume=resume) for plan in plans.values()}
     finished = frozenset(folder for folder, what in found.items() if what.finished)
     for folder in finished:
         clear(folder)
     make_folder(out)
-    return Prepared(plans, kits, finished, first, tuple(note for what in found.values() for note in what.notes))
+    return Prepared(plans, resources, finished, first, tuple(note for what in found.values() for note in what.notes))
 
 
 def unused_settings(experiment: Experiment) -> Iterator[str]:

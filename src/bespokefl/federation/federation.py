@@ -25,7 +25,7 @@ from bespokefl.evaluation.scorer import Scorer, joined, of_all
 from bespokefl.evaluation.scoring import Evaluation
 from bespokefl.federation.attacks import Attack
 from bespokefl.federation.last_uploads import LastSent
-from bespokefl.federation.local_clients import LocalSite
+from bespokefl.federation.local_clients import LocalClients
 from bespokefl.federation.loop import History, RoundLoop, RoundRecord, check_train
 from bespokefl.federation.privacy import PrivacySettings
 from bespokefl.federation.sampling import Schedule
@@ -55,7 +55,7 @@ class Federation(RoundLoop):
     """
 
     data: FederatedData
-    site: LocalSite
+    clients: LocalClients
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class Federation(RoundLoop):
         resident = Resident(data.x, data.y, self.engine.device, task.dtype)
         self._scorer = Scorer(task, data, resident)
         states = ClientStates(self._start(initial, self._scorer.answer)[1])
-        self.site = LocalSite(
+        self.clients = LocalClients(
             task,
             resident,
             data.splits,
@@ -162,48 +162,48 @@ class Federation(RoundLoop):
 
     @property
     def scorable(self) -> tuple[str, ...]:
-        return (*super().scorable, "before_agg") if self.site.sent else super().scorable
+        return (*super().scorable, "before_agg") if self.clients.sent else super().scorable
 
     def _call(self, model: str, cohort: Cohort) -> Call:
         if model != "before_agg":
             return super()._call(model, cohort)
-        if self.site.sent is None:
+        if self.clients.sent is None:
             raise InputError("model = 'before_agg': the federation does not know it; make it with keep_sent=True")
-        return self.site.sent.instead(super()._call("personal", cohort), cohort.ids)
+        return self.clients.sent.instead(super()._call("personal", cohort), cohort.ids)
 
     def facts(self) -> dict[str, NDArray[Any]]:
         """What the algorithm shows of its state: arrays of the server, and of the clients stacked by id."""
         found = super().facts()
-        if self.algorithm.client_facts(self.task, self.server, self.site.states.initial):
+        if self.algorithm.client_facts(self.task, self.server, self.clients.states.initial):
             one = partial(self.algorithm.client_facts, self.task, self.server)
-            parts = [torch.func.vmap(one)(self.site.states.gather(c.ids)) for c in self._cohorts(None)]
+            parts = [torch.func.vmap(one)(self.clients.states.gather(c.ids)) for c in self._cohorts(None)]
             found |= {k: v.cpu().numpy() for k, v in trees.concat(parts).items()}
         return found
 
     def _read(self, call: Call, cohort: Cohort, splits: dict[str, Any] | None = None) -> Result:
         """Runs a program without any trace: no state, no traffic, no failure is recorded."""
         order = Order(call.program, cohort.ids, call.shared, call.per_client, cohort.round)
-        return self.engine.run(self.site.job(order, splits))
+        return self.engine.run(self.clients.job(order, splits))
 
     def _cohorts(self, clients: Sequence[int] | None, kept_bytes: int = 0) -> Iterable[Cohort]:
         """Groups of clients whose states, and what else is kept of each of them, fit into memory."""
         ids = np.arange(self.data.clients) if clients is None else np.asarray(clients, dtype=np.int64)
-        heaviest = max(trees.nbytes(self.site.states.initial), trees.nbytes(self.task.initial), kept_bytes, 1)
+        heaviest = max(trees.nbytes(self.clients.states.initial), trees.nbytes(self.task.initial), kept_bytes, 1)
         size = max(1 if kept_bytes == heaviest else self.participation.most, SCORING_BYTES // heaviest)
         for k in range(0, len(ids), size):
-            yield Cohort(self.site, ids[k : k + size], self.rounds_done)
+            yield Cohort(self.clients, ids[k : k + size], self.rounds_done)
 
     # keeping -----------------------------------------------------------------------------------------
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         """Everything that later rounds depend on: tensors by name, and JSON."""
         server, tensors = pack(self.server, "server")
-        rows, more = pack(self.site.states.rows(), "client")
-        sent, last = self.site.sent.state() if self.site.sent else ({}, {})
+        rows, more = pack(self.clients.states.rows(), "client")
+        sent, last = self.clients.sent.state() if self.clients.sent else ({}, {})
         meta = {
             "rounds_done": self.rounds_done,
             "sent": sent,
             "server": server,
-            "clients": self.site.states.clients,
+            "clients": self.clients.states.clients,
             "client_rows": rows,
             "engine": self.engine.plan(),
         }
@@ -216,8 +216,8 @@ class Federation(RoundLoop):
         on_device = {k: v.to(self.engine.device) for k, v in tensors.items()}
         classes = self.algorithm.named_tuples()
         self.server = unpack(meta["server"], on_device, classes)
-        self.site.states.load(meta["clients"], unpack(meta["client_rows"], on_device, classes))
-        if self.site.sent is not None:
-            self.site.sent.restore(meta["sent"], on_device)
-        self.engine.adopt(meta["engine"])
+        self.clients.states.load(meta["clients"], unpack(meta["client_rows"], on_device, classes))
+        if self.clients.sent is not None:
+            self.clients.sent.restore(meta["sent"], on_device)
+        self.engine.load_state(meta["engine"])
         self.rounds_done = int(meta["rounds_done"])

@@ -17,7 +17,7 @@ from bespokefl.federation.states import ClientStates
 
 
 @dataclass(frozen=True)
-class LocalSite:
+class LocalClients:
     """Data and states of all clients, and an engine that runs their programs."""
 
     task: Task
@@ -47,7 +47,7 @@ class LocalSite:
             self.sent.note(clients, uploads)
 
     def job(self, order: Order, splits: dict[str, Any] | None = None) -> Job:
-        """A program on some clients with their states; ``splits`` beside those of the site."""
+        """A program on some clients with their states; ``splits`` beside those of the federation."""
         return Job(
             self.task,
             self.data,

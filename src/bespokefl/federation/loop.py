@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from bespokefl.core.algorithm import Algorithm, Setup
-from bespokefl.core.clients import Ledger, Postprocessor, Site
+from bespokefl.core.clients import Clients, Ledger, Postprocessor
 from bespokefl.core.cohort import Cohort
 from bespokefl.core.program import Call, Rows
 from bespokefl.core.task import Answer, Task
@@ -143,7 +143,7 @@ class RoundLoop(ABC):
         secret: a key from which samples are drawn in the place of the seed.
     """
 
-    site: Site
+    clients: Clients
     server: Tree
 
     def __init__(
@@ -235,7 +235,7 @@ class RoundLoop(ABC):
         if clients is not None:
             self._check_size(len(ids))
         ledger, start = Ledger(), self._clock()
-        cohort = Cohort(self.site, ids, self.rounds_done, silent=frozenset(silent), ledger=ledger)
+        cohort = Cohort(self.clients, ids, self.rounds_done, silent=frozenset(silent), ledger=ledger)
         self.server = self.algorithm.at(cohort.round).round(self.server, cohort)
         self.rounds_done += 1
         return RoundRecord(

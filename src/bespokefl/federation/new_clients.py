@@ -148,7 +148,7 @@ def common_model(federation: Federation) -> tuple[Model, str]:
     w = federation.global_model()
     if w is not None:
         return w, "the global model"
-    n = federation.site.train_sizes
+    n = federation.clients.train_sizes
     parts = []
     for some in np.array_split(np.arange(len(n)), -(-len(n) // MODELS_AT_ONCE)):
         share = torch.as_tensor(n[some] / n.sum())
@@ -203,7 +203,7 @@ class _Group:
         check_fit(federation.task, data, self._data)
         self._splits: Any = {split: dict(zip(ids.tolist(), rows, strict=True)) for split, rows in data.splits.items()}
         self._own = _model_program(joiner.model)
-        initial = federation.site.states.initial
+        initial = federation.clients.states.initial
         self._carry = trees.tree_map(lambda v: v.expand(len(ids), *v.shape).clone(), initial)
         self._carry, _ = self._run(Program(joiner.begin, joiner.before, _keep), 0)
 

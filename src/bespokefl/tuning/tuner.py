@@ -135,8 +135,8 @@ class _Tuner:
     def _check_values(self, choice: AlgorithmChoice) -> None:
         """Refuses values that do not fit the model or the federation."""
         seed, data = next(iter(self.data.items()))
-        kit = resolve.make_kit(self.experiment, choice, data)
-        federation = resolve.make_federation(self.experiment, kit, seed, data)
+        resources = resolve.make_resources(self.experiment, choice, data)
+        federation = resolve.make_federation(self.experiment, resources, seed, data)
         for key, domain in self.spaces[choice.label].domains.items():
             for value in domain.examples:
                 try:
@@ -178,7 +178,7 @@ class _Tuner:
         budget = space.budget(self.section.trials)
         if before := len(stored.within(space)):
             self.reporter.note(f"{choice.label}: {before} of {budget} trials done before")
-        kit = resolve.make_kit(self.experiment, choice, self.data[self.criterion.seeds[0]])
+        resources = resolve.make_resources(self.experiment, choice, self.data[self.criterion.seeds[0]])
         variants = Variants()
         while len(history := stored.within(space)) < budget:
             if stop.asked:
@@ -195,7 +195,7 @@ class _Tuner:
                     ahead=number - len(history) - 1,
                 )
                 watches.append(self._watch(choice, proposal, number, budget, stop))
-            self._try(choice, kit, variants, watches, stop)
+            self._try(choice, resources, variants, watches, stop)
             stored.append(*(watch.trial() for watch in watches))
             shutil.rmtree(self.folder / choice.label, ignore_errors=True)
 
@@ -230,16 +230,16 @@ class _Tuner:
     def _try(
         self,
         choice: AlgorithmChoice,
-        kit: resolve.Kit,
+        resources: resolve.RunResources,
         variants: Variants,
         trials: Sequence[TrialWatch],
         stop: StopRequest,
     ) -> None:
         """Trials with every seed, as many runs at the same time as may share the engine."""
-        runs: list[tuple[RunWatch, resolve.Kit]] = []
+        runs: list[tuple[RunWatch, resolve.RunResources]] = []
         for trial in trials:
             algorithm = resolve.make_algorithm(self.experiment, chosen(choice, trial.parameters))
-            runs += [(run, kit._replace(algorithm=algorithm)) for run in trial.runs]
+            runs += [(run, resources._replace(algorithm=algorithm)) for run in trial.runs]
         together = self.experiment.engine.together
         for first in range(0, len(runs), together):
             going = [(run, own) for run, own in runs[first : first + together] if not run.trial.is_over]
@@ -248,17 +248,21 @@ class _Tuner:
             shown = SideBySide(self.reporter, len(going)).of_runs if len(going) > 1 else [self.reporter]
             pairs = zip(going, shown, strict=True)
             side_by_side(
-                kit.engine, [partial(self._run, run, own, reporter, stop) for (run, own), reporter in pairs], variants
+                resources.engine,
+                [partial(self._run, run, own, reporter, stop) for (run, own), reporter in pairs],
+                variants,
             )
 
-    def _run(self, run: RunWatch, kit: resolve.Kit, reporter: Reporter, stop: StopRequest, engine: Engine) -> None:
+    def _run(
+        self, run: RunWatch, resources: resolve.RunResources, reporter: Reporter, stop: StopRequest, engine: Engine
+    ) -> None:
         """To the run's end or failure, which it remembers, or to its trial's end; Interrupted if asked to stop."""
         plan, trial, ending = run.plan, run.trial, "stopped"
         run.shown = reporter
         try:
-            kit = kit._replace(engine=engine)
+            resources = resources._replace(engine=engine)
             with PeakMemory() as memory:
-                federation = resolve.make_federation(self.experiment, kit, plan.seed, self.data[plan.seed])
+                federation = resolve.make_federation(self.experiment, resources, plan.seed, self.data[plan.seed])
                 complete = Run(plan, federation, memory).execute(run, trial.stop)
             ending = "" if complete else "pruned" if trial.pruned else "stopped"
         except OSError as error:  # a full disk says nothing about the values

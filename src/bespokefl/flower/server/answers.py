@@ -1,7 +1,7 @@
 """What nodes answer: the one place where it is read and held against the limits.
 
 Each function takes the header of an answer, and returns what is believed of it or raises `Refused`. They are called
-by `Roster.ask` alone, where whatever else goes wrong in them is a refusal, too.
+by `Membership.ask` alone, where whatever else goes wrong in them is a refusal, too.
 """
 
 from collections.abc import Collection, Mapping

@@ -33,7 +33,7 @@ POLL = 0.2  # seconds between two looks at who is connected
 T = TypeVar("T")
 
 
-class Roster:
+class Membership:
     """The nodes of a federation."""
 
     def __init__(self, transport: Transport, experiment: Experiment, out: Path, note: Callable[[str], None]) -> None:
@@ -230,7 +230,7 @@ class Roster:
     def clients_of(self, node: int) -> list[int]:
         return self._ids[self._nodes[node]]
 
-    def newcomers(self, seed: int) -> list[int]:
+    def rejoined(self, seed: int) -> list[int]:
         """Nodes that are new, and turn out to be known silos: they came back."""
         known = [n for n in self.transport.nodes() if n not in self._nodes and n not in self._strangers]
         if not known:

@@ -15,12 +15,12 @@ from bespokefl.core.clients import Postprocessor
 from bespokefl.core.program import Order, Result, Rows
 from bespokefl.core.task import Task
 from bespokefl.core.trees import Tree
-from bespokefl.engines.variants import outline
+from bespokefl.engines.variants import fingerprint
 from bespokefl.errors import InputError, RunError
 from bespokefl.flower.refusal import Refused
 from bespokefl.flower.server import answers
 from bespokefl.flower.server.bounds import Seen, capped, changes
-from bespokefl.flower.server.membership import Roster
+from bespokefl.flower.server.membership import Membership
 from bespokefl.flower.server.upload_schema import Expectation
 from bespokefl.flower.silo.silo import UNKNOWN_RUN
 from bespokefl.flower.silo.state_store import INITIAL, LOST
@@ -46,14 +46,14 @@ class Part(NamedTuple):
 
 
 @dataclass
-class RemoteSite:
+class RemoteClients:
     """Runs programs by asking the nodes that host the clients."""
 
     task: Task
     train_sizes: Rows
     seed: int
     algorithm: Algorithm
-    roster: Roster
+    roster: Membership
     run_id: str
     opening: Envelope  # what makes a silo ready for this run; its clients are filled in
     expectation: Expectation
@@ -71,7 +71,7 @@ class RemoteSite:
         self.seen = Seen(self.roster.options.max_change)
         self.classes = self.algorithm.named_tuples()
 
-    # the site of a cohort ----------------------------------------------------------------------------
+    # what a cohort asks for ----------------------------------------------------------------------------
     def run(self, order: Order) -> Result:
         expected = self.expectation.upload(order)
         program = self.name_of(order)
@@ -117,8 +117,8 @@ class RemoteSite:
         return self.algorithm.weights if program in self.algorithm.averaged() else None
 
     def name_of(self, order: Order) -> str:
-        names = {outline(program): name for name, program in self.algorithm.at(order.round).programs().items()}
-        if (wanted := outline(order.program)) not in names:
+        names = {fingerprint(program): name for name, program in self.algorithm.at(order.round).programs().items()}
+        if (wanted := fingerprint(order.program)) not in names:
             raise InputError(
                 f"algorithm.name = {self.algorithm.name!r} runs a program without a name, which cannot be asked for "
                 "over a network; make it a property that returns a Program, or add it to `programs`"
@@ -169,7 +169,7 @@ class RemoteSite:
                 self._reconcile(client, held.get(client) or [INITIAL])
 
     def welcome_back(self) -> None:
-        if back := self.roster.newcomers(self.seed):
+        if back := self.roster.rejoined(self.seed):
             self.open_run(back)
 
     def _reconcile(self, client: int, held: list[int]) -> None:

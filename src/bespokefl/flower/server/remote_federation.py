@@ -28,8 +28,8 @@ from bespokefl.federation.loop import RoundLoop, RoundRecord
 from bespokefl.federation.privacy import PrivacySettings
 from bespokefl.federation.secret import new_key
 from bespokefl.flower.server.census import RemoteCensus
-from bespokefl.flower.server.membership import POLL, Roster
-from bespokefl.flower.server.remote_clients import RemoteSite, norm_of
+from bespokefl.flower.server.membership import POLL, Membership
+from bespokefl.flower.server.remote_clients import RemoteClients, norm_of
 from bespokefl.flower.server.scores import Scores
 from bespokefl.flower.server.upload_schema import Expectation, made_up
 from bespokefl.flower.silo.silo import NO_TRAIN_SCORES
@@ -43,7 +43,7 @@ class RemoteFederation(RoundLoop):
     """An algorithm on clients that are asked over a network."""
 
     data: RemoteCensus
-    site: RemoteSite
+    clients: RemoteClients
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class RemoteFederation(RoundLoop):
         data: RemoteCensus,
         algorithm: Algorithm,
         *,
-        roster: Roster,
+        roster: Membership,
         run_id: str,
         agreement: Mapping[str, Any],
         initial: Model,
@@ -60,7 +60,7 @@ class RemoteFederation(RoundLoop):
         attack: Attack,
         privacy: PrivacySettings | None = None,
     ) -> None:
-        if why := algorithm.why_not_apart:
+        if why := algorithm.remote_unsupported:
             raise InputError(f"algorithm.name = {algorithm.name!r} cannot run in a real federation: {why}")
         super().__init__(
             task,
@@ -81,7 +81,7 @@ class RemoteFederation(RoundLoop):
         x0, state = self._start(initial, answer)
         told, arrays = packed({"x0": x0})
         header = {"kind": "open", "federation": roster.federation, "agreement": {"run": run_id, **agreement}, **told}
-        self.site = RemoteSite(
+        self.clients = RemoteClients(
             task,
             data.sizes("train"),
             seed,
@@ -106,19 +106,19 @@ class RemoteFederation(RoundLoop):
 
     def begin(self) -> None:
         """Makes the silos ready."""
-        self.site.roster.unfit.clear()
-        hosted, _ = self.site.roster.by_node(list(range(self.data.clients)))
-        self.site.open_run(list(hosted))
+        self.clients.roster.unfit.clear()
+        hosted, _ = self.clients.roster.by_node(list(range(self.data.clients)))
+        self.clients.open_run(list(hosted))
 
     # rounds ------------------------------------------------------------------------------------------
     def round(self, clients: Iterable[int] | None = None, silent: Collection[int] = ()) -> RoundRecord:
         """One round, tried again while too few clients answer; EndedEarly if that does not help."""
-        options = self.site.roster.options
-        server, versions, done = self.server, self.site.versions.clone(), self.rounds_done
-        seen = self.site.seen.copy()
+        options = self.clients.roster.options
+        server, versions, done = self.server, self.clients.versions.clone(), self.rounds_done
+        seen = self.clients.seen.copy()
         asked = None if clients is None else list(clients)
         for attempt in range(options.retries + 1):
-            self.site.exchange = 0
+            self.clients.exchange = 0
             try:
                 record = super().round(asked, silent)
                 answered = [int(c) for c in record.clients if int(c) not in record.failed]
@@ -131,41 +131,41 @@ class RemoteFederation(RoundLoop):
                 raise
             except RunError as error:
                 why = str(error)
-            self.server, self.site.versions, self.rounds_done = server, versions.clone(), done
-            self.site.seen = seen.copy()
-            self.site.roster.note(f"warning: round {done + 1}, try {attempt + 1} of {options.retries + 1}: {why}")
+            self.server, self.clients.versions, self.rounds_done = server, versions.clone(), done
+            self.clients.seen = seen.copy()
+            self.clients.roster.note(f"warning: round {done + 1}, try {attempt + 1} of {options.retries + 1}: {why}")
             if attempt < options.retries:
                 self._wait_for_all()
         raise EndedEarly(f"round {done + 1} could not be done in {options.retries + 1} tries: {why}")
 
     def _wait_for_all(self) -> None:
         """Until every silo is back, or for federation.wait seconds."""
-        until = time.monotonic() + self.site.roster.options.wait
+        until = time.monotonic() + self.clients.roster.options.wait
         everyone = list(range(self.data.clients))
         while time.monotonic() < until:
-            self.site.welcome_back()
-            if not self.site.roster.by_node(everyone)[1]:
+            self.clients.welcome_back()
+            if not self.clients.roster.by_node(everyone)[1]:
                 return
             time.sleep(POLL)
 
     # models and scores -------------------------------------------------------------------------------
     def evaluate(self, split: str = "test", model: str = "personal", *, closer: bool = False) -> Evaluation:
         """As in one process, by the silos themselves: they tell figures. NaN for clients that did not answer."""
-        cohort, options = Cohort(self.site, self.honest, self.rounds_done), self.site.roster.options
+        cohort, options = Cohort(self.clients, self.honest, self.rounds_done), self.clients.roster.options
         call = self._call(model, cohort)
         order = Order(call.program, cohort.ids, call.shared, call.per_client, cohort.round)
         wanted = {"split": split, "model": model, "closer": closer}
-        program = self.site.name_of(order)
+        program = self.clients.name_of(order)
         scores = Scores(self.honest, self.data.sizes(split), self._judged, closer)
         for _ in range(options.retries + 1):
-            taken, failed, _ = self.site.ask("score", program, order, wanted, scores.add)
+            taken, failed, _ = self.clients.ask("score", program, order, wanted, scores.add)
             for why in dict.fromkeys(why for why in failed.values() if why.startswith("refused")):
                 clients = [client for client, reason in failed.items() if reason == why]
-                self.site.roster.note(f"warning: the scores of clients {clients[:5]} are {why}")
+                self.clients.roster.note(f"warning: the scores of clients {clients[:5]} are {why}")
             if taken:
                 break
             if all(why == NO_TRAIN_SCORES for why in failed.values()):
-                self.site.roster.note(f"warning: round {self.rounds_done}: no silo tells scores of its train split")
+                self.clients.roster.note(f"warning: round {self.rounds_done}: no silo tells scores of its train split")
                 break
             self._wait_for_all()
         else:
@@ -174,28 +174,28 @@ class RemoteFederation(RoundLoop):
 
     def end(self) -> None:
         """Every silo writes its clients' personal models into its own folder."""
-        cohort = Cohort(self.site, np.arange(self.data.clients), self.rounds_done)
+        cohort = Cohort(self.clients, np.arange(self.data.clients), self.rounds_done)
         call = self._call("personal", cohort)
         order = Order(call.program, cohort.ids, call.shared, call.per_client, cohort.round)
-        _, failed, _ = self.site.ask("keep", self.site.name_of(order), order, {}, lambda clients, _: clients)
+        _, failed, _ = self.clients.ask("keep", self.clients.name_of(order), order, {}, lambda clients, _: clients)
         for client, why in list(failed.items())[:3]:
-            self.site.roster.note(f"warning: client {client} could not keep its personal model: {why}")
+            self.clients.roster.note(f"warning: client {client} could not keep its personal model: {why}")
 
     # keeping -----------------------------------------------------------------------------------------
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         server, tensors = pack(self.server, "server")
-        meta = {"rounds_done": self.rounds_done, "server": server, "versions": self.site.versions.tolist()}
+        meta = {"rounds_done": self.rounds_done, "server": server, "versions": self.clients.versions.tolist()}
         if self.participation.secret is not None:
             meta["cohort"] = self.participation.secret
-        meta["changes"] = dict(self.site.seen.rounds)
+        meta["changes"] = dict(self.clients.seen.rounds)
         return {k: v.detach().cpu() for k, v in tensors.items()}, meta
 
     def restore(self, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
         if "versions" not in meta:
             raise InputError("the checkpoint is that of a simulation; a real federation cannot go on from it.")
         self.server = unpack(meta["server"], tensors, self.algorithm.named_tuples())
-        self.site.versions = torch.tensor(meta["versions"], dtype=torch.int64)
-        self.site.seen.rounds = dict(meta.get("changes", {}))  # none in a checkpoint of an earlier version
+        self.clients.versions = torch.tensor(meta["versions"], dtype=torch.int64)
+        self.clients.seen.rounds = dict(meta.get("changes", {}))  # none in a checkpoint of an earlier version
         self.rounds_done = int(meta["rounds_done"])
         if self.participation.secret is not None:
             self.participation.secret = meta.get("cohort", self.participation.secret)

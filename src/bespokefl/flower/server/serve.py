@@ -18,7 +18,7 @@ from bespokefl.experiments.schema import AlgorithmChoice, CheckpointSection, Doc
 from bespokefl.experiments.selection import choose_rule
 from bespokefl.federation.attacks import Attack
 from bespokefl.flower.server.census import RemoteCensus
-from bespokefl.flower.server.membership import Roster
+from bespokefl.flower.server.membership import Membership
 from bespokefl.flower.server.remote_federation import RemoteFederation
 from bespokefl.flower.server.suitability import Suitability
 from bespokefl.flower.transport.envelope import Transport
@@ -42,7 +42,7 @@ def serve(
     make_folder(out)
     for text in (*unused_settings(experiment), *_left_out(experiment)):
         reporter.note(text)
-    roster = Roster(transport, experiment, out, reporter.note)
+    roster = Membership(transport, experiment, out, reporter.note)
     outcome = Outcome(tracking=tracking)
 
     def announce() -> None:
@@ -77,7 +77,7 @@ def serve(
 
 
 def make_federation(
-    experiment: Experiment, choice: AlgorithmChoice, seed: int, census: RemoteCensus, roster: Roster
+    experiment: Experiment, choice: AlgorithmChoice, seed: int, census: RemoteCensus, roster: Membership
 ) -> RemoteFederation:
     """One run of the experiment on the silos of a roster."""
     algorithm, task = resolve.make_algorithm(experiment, choice), resolve.make_task(experiment, seed, census)
@@ -140,9 +140,9 @@ def _check(experiment: Experiment) -> None:
                 raise InputError(
                     f"algorithm.name = {choice.name!r}: silos run registered methods only, never code from a server."
                 )
-            if algorithm.why_not_apart:
+            if algorithm.remote_unsupported:
                 raise InputError(
-                    f"algorithm.name = {choice.name!r} cannot run in a real federation: {algorithm.why_not_apart}."
+                    f"algorithm.name = {choice.name!r} cannot run in a real federation: {algorithm.remote_unsupported}."
                 )
     resolve.make_privacy(experiment)
     if experiment.model.name not in models.MODELS:

@@ -12,7 +12,7 @@ from bespokefl.data.federated import FederatedData
 from bespokefl.data.splits import SPLITS, Splits
 from bespokefl.engines import Sequential
 from bespokefl.engines.base import Job, Resident
-from bespokefl.engines.variants import outline
+from bespokefl.engines.variants import fingerprint
 from bespokefl.errors import RunError
 from bespokefl.flower.transport.codec import Form, leaves_by_name
 
@@ -34,7 +34,7 @@ class Expectation:
         """Of one client."""
         own = rows(dict(order.per_client), 0)
         shapes = {k: (v.shape, v.dtype) for k, v in leaves_by_name({**order.shared, **own}).items()}
-        key = outline(order.program).shape, tuple(sorted(shapes.items(), key=lambda item: item[0]))
+        key = fingerprint(order.program).shape, tuple(sorted(shapes.items(), key=lambda item: item[0]))
         if key not in self._known:
             self._known[key] = self._found(order, own)
         return self._known[key]

@@ -28,7 +28,7 @@ from bespokefl.evaluation.scorer import Scorer
 from bespokefl.flower.refusal import Refused
 from bespokefl.flower.silo.asked import Asked
 from bespokefl.flower.silo.silo_data import Holdings
-from bespokefl.flower.silo.state_store import Vault
+from bespokefl.flower.silo.state_store import StateStore
 from bespokefl.flower.silo.terms import Limits
 from bespokefl.flower.transport.codec import leaves_by_name
 
@@ -102,8 +102,8 @@ class Workshop:
             initial = self.algorithm.init_client(self.task, self.x0)
         self.vault, self.asked = self._kept(initial)
 
-    def _kept(self, initial: Tree) -> tuple[Vault, Asked]:
-        vault = Vault(self.folder, initial, self.classes)
+    def _kept(self, initial: Tree) -> tuple[StateStore, Asked]:
+        vault = StateStore(self.folder, initial, self.classes)
         return vault, Asked(self.folder, self.limits, rounds=self.agreed.rounds, every=self.agreed.every)
 
     def program(self, name: Any, round: int, *, upload: bool) -> Program:

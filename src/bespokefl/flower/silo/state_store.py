@@ -32,7 +32,7 @@ MANIFEST = "manifest.json"
 LOST = "this state is not kept here"  # an error after which the server asks what there is
 
 
-class Vault:
+class StateStore:
     """States of a silo's clients in one run."""
 
     def __init__(self, folder: Path, initial: Tree, classes: Mapping[str, type]) -> None:
