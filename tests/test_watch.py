@@ -14,9 +14,9 @@ from bespokefl.algorithms.fedavg import FedAvg
 from bespokefl.cli import app
 from bespokefl.evaluation.divergence import what_diverged
 from bespokefl.evaluation.scoring import Evaluation
+from bespokefl.experiments.callbacks.telling import Watch
 from bespokefl.experiments.reading import parse_experiment
 from bespokefl.experiments.running import run_experiment
-from bespokefl.experiments.watch import Watch
 from bespokefl.progress import make_reporter
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from bespokefl.errors import InputError
 from bespokefl.experiments import checkpoint, resolve
-from bespokefl.experiments.one_run import restore
+from bespokefl.experiments.callbacks.checkpoints import restore
 from bespokefl.experiments.reading import read_experiment
 from bespokefl.experiments.schema import AlgorithmChoice, Experiment
 from bespokefl.federation import Federation

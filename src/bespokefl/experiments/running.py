@@ -20,7 +20,7 @@ from bespokefl.engines.variants import Variants
 from bespokefl.errors import Diverged, EndedEarly, InputError, RunError, in_short, no_room
 from bespokefl.experiments import resolve
 from bespokefl.experiments.lock import clear, working_in
-from bespokefl.experiments.one_run import Run, RunPlan
+from bespokefl.experiments.one_run import RunPlan, execute
 from bespokefl.experiments.resuming import examine
 from bespokefl.experiments.schema import OF_OTHERS_DATA, AlgorithmChoice, EvalSection, Experiment
 from bespokefl.experiments.selection import choose_rule
@@ -208,7 +208,7 @@ def run_planned(plan: RunPlan, make: Callable[[], RoundLoop], reporter: Reporter
     try:
         with PeakMemory() as memory:
             federation = make()
-            complete = Run(plan, federation, memory).execute(reporter, stop)
+            complete = execute(plan, federation, memory, reporter, stop)
         ending, done = "" if complete else "stopped", federation.rounds_done
     except EndedEarly as reason:
         files.write_atomically(plan.folder / files.ERROR, explain(reason))

@@ -63,7 +63,7 @@ class Selection:
             accuracy=_floats(test.accuracy),
             loss=_floats(test.loss),
             global_accuracy=_floats(fed.evaluate(model="global").accuracy) if fed.has_global and there else unmeasured,
-            **(_crossed(fed, self._s_fraction) if self._cross and isinstance(fed, Federation) else nothing),
+            **(_crossed(fed.local, self._s_fraction) if self._cross and fed.local is not None else nothing),
             further={name: _floats(further[name]) for name in sorted(further)},
         )
 

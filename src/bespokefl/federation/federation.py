@@ -124,6 +124,10 @@ class Federation(RoundLoop):
         model: Model = trees.rows(self.personal_models([client]), 0)
         return model
 
+    @property
+    def local(self) -> "Federation":
+        return self
+
     def evaluate(
         self,
         split: str = "test",

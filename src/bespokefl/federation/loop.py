@@ -2,9 +2,9 @@
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import numpy as np
 import torch
@@ -17,12 +17,16 @@ from bespokefl.core.program import Call, Rows
 from bespokefl.core.task import Answer, Task
 from bespokefl.core.trees import Model, Tree
 from bespokefl.data.dataset import IntArray
-from bespokefl.errors import InputError
+from bespokefl.errors import EndedEarly, InputError
 from bespokefl.evaluation.metrics import summarise
 from bespokefl.evaluation.scoring import Evaluation
 from bespokefl.federation.attacks import Attack, Attacker
+from bespokefl.federation.callbacks import Callback, Rounds
 from bespokefl.federation.privacy import Privacy, PrivacySettings, check_private
 from bespokefl.federation.sampling import Participation, Schedule
+
+if TYPE_CHECKING:
+    from bespokefl.federation.federation import Federation
 
 
 class Census(Protocol):
@@ -113,6 +117,19 @@ class History:
             for r, e in self.evaluations.items()
             for place, client in enumerate(e.clients)
         ]
+
+
+class _Kept(Callback):
+    """The history of a run, for whoever has it in Python."""
+
+    def __init__(self, after_round: Callable[[RoundRecord], None]) -> None:
+        self.history, self._after_round = History(), after_round
+
+    def on_round(self, run: Rounds) -> None:
+        self.history.rounds.append(run.newest)
+        if run.scores:
+            self.history.evaluations[run.newest.round] = run.scores["test"]
+        self._after_round(run.newest)
 
 
 def check_train(data: Census) -> None:
@@ -217,6 +234,11 @@ class RoundLoop(ABC):
             self._first_state(self.setup._replace(cohort_sizes=tuple(sorted({*self.participation.sizes, n}))))
         self._suited.add(n)
 
+    @property
+    def local(self) -> "Federation | None":
+        """This federation, where all clients' samples are in this process; nothing where they are elsewhere."""
+        return None
+
     def begin(self) -> None:  # noqa: B027
         """Before the first round of this process; a state to go on from is restored by then."""
 
@@ -256,17 +278,50 @@ class RoundLoop(ABC):
         *,
         evaluate_every: int = 1,
         after_round: Callable[[Self, RoundRecord], None] | None = None,
+        callbacks: Sequence[Callback] = (),
     ) -> History:
         """Several rounds with evaluations of every client's model; the last round is always evaluated."""
-        history = History()
-        for k in range(1, rounds + 1):
-            record = self.round()
-            history.rounds.append(record)
-            if k == rounds or (evaluate_every and k % evaluate_every == 0):
-                history.evaluations[record.round] = self.evaluate()
-            if after_round is not None:
-                after_round(self, record)
-        return history
+        kept, first = _Kept(lambda record: after_round(self, record) if after_round else None), self.rounds_done
+        evaluated = lambda r: bool(evaluate_every) and (r - first) % evaluate_every == 0  # noqa: E731
+        self.go(first + rounds, [kept, *callbacks], evaluated)
+        return kept.history
+
+    def go(self, until: int, callbacks: Sequence[Callback], evaluated: Callable[[int], bool]) -> Rounds:
+        """All rounds up to one, which is evaluated as those before it are that ``evaluated`` says: the only loop."""
+        run = Rounds(self, until, callbacks)
+        try:
+            for one in callbacks:
+                one.resume(run)
+            run.done = self.rounds_done
+            for one in callbacks:
+                one.on_start(run)
+            self.begin()
+            while self.rounds_done < until and not run.stop and run.ended_early is None:
+                self._next(run, evaluated)
+            if run.ended_early is not None or self.rounds_done >= until:
+                for one in callbacks:
+                    one.on_end(run)
+        finally:
+            for one in callbacks:
+                one.close()
+        if run.ended_early is not None:
+            raise run.ended_early
+        return run
+
+    def _next(self, run: Rounds, evaluated: Callable[[int], bool]) -> None:
+        run.scores = {}
+        try:
+            run.record = self.round()
+            if run.is_last or evaluated(self.rounds_done):
+                run.scores["test"] = self.evaluate()
+                for one in run.callbacks:
+                    one.on_evaluation(run)
+            for one in run.callbacks:
+                one.on_round(run)
+        except EndedEarly as reason:
+            run.ended_early = reason
+        else:
+            run.done = self.rounds_done
 
     # models and scores -------------------------------------------------------------------------------
     @property

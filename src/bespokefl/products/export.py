@@ -22,8 +22,8 @@ from bespokefl.core.task import Batch, Task
 from bespokefl.core.trees import Model
 from bespokefl.errors import InputError, RunError
 from bespokefl.experiments import resolve
+from bespokefl.experiments.callbacks.results import model_note
 from bespokefl.experiments.load_run import RestoredRun, restored_run
-from bespokefl.experiments.one_run import model_note
 from bespokefl.results.model_file import write_model
 
 ROWS = 64  # test samples that a file is checked on

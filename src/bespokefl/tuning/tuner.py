@@ -16,7 +16,7 @@ from bespokefl.engines.variants import Variants
 from bespokefl.errors import InputError, in_short
 from bespokefl.experiments import resolve
 from bespokefl.experiments.lock import working_in
-from bespokefl.experiments.one_run import Run, RunPlan
+from bespokefl.experiments.one_run import RunPlan, execute
 from bespokefl.experiments.reading import experiment_document
 from bespokefl.experiments.running import make_folder, make_plan, side_by_side
 from bespokefl.experiments.schema import AlgorithmChoice, Experiment
@@ -263,7 +263,7 @@ class _Tuner:
             resources = resources._replace(engine=engine)
             with PeakMemory() as memory:
                 federation = resolve.make_federation(self.experiment, resources, plan.seed, self.data[plan.seed])
-                complete = Run(plan, federation, memory).execute(run, trial.stop)
+                complete = execute(plan, federation, memory, run, trial.stop)
             ending = "" if complete else "pruned" if trial.pruned else "stopped"
         except OSError as error:  # a full disk says nothing about the values
             ending, stop.asked = f"failed: {in_short(error)}", True
