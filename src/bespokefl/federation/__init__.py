@@ -4,7 +4,8 @@ Imports ``core``, ``data``, ``engines`` and ``evaluation``; experiments and real
 it.
 """
 
+from bespokefl.federation.callbacks import Callback, Rounds
 from bespokefl.federation.federation import Federation
 from bespokefl.federation.loop import History, RoundRecord
 
-__all__ = ["Federation", "History", "RoundRecord"]
+__all__ = ["Callback", "Federation", "History", "RoundRecord", "Rounds"]

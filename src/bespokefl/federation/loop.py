@@ -296,9 +296,9 @@ class RoundLoop(ABC):
             for one in callbacks:
                 one.on_start(run)
             self.begin()
-            while self.rounds_done < until and not run.stop and run.ended_early is None:
+            while self.rounds_done < run.until and not run.stop and run.ended_early is None:
                 self._next(run, evaluated)
-            if run.ended_early is not None or self.rounds_done >= until:
+            if run.ended_early is not None or self.rounds_done >= run.until:
                 for one in callbacks:
                     one.on_end(run)
         finally:
