@@ -1,4 +1,7 @@
-"""`python -m tests.flower.echo_node SUPERLINK CA KEY FOLDER`: a real node around a handler that does as it is told."""
+"""A real node around a handler that does as it is told, or that never answers.
+
+`python -m tests.flower.echo_node SUPERLINK CA KEY FOLDER [mute]`
+"""
 
 import os
 import signal
@@ -27,9 +30,15 @@ class Echo:
         return Envelope({**request.header, "pid": os.getpid()}, {name: 2 * a for name, a in request.arrays.items()})
 
 
+class Mute:
+    def handle(self, request: Envelope) -> Envelope:
+        time.sleep(3600)
+        raise RunError("the test has gone on without it")
+
+
 if __name__ == "__main__":
-    superlink, ca, key, folder = sys.argv[1:]
+    superlink, ca, key, folder, *mute = sys.argv[1:]
     end_with_parent()
     stop_on_sigterm()
     fleet = make_fleet(superlink, Path(ca), read_private_key(Path(key)))
-    Node(Echo(), Path(folder), fleet, say=lambda text: print(text, flush=True)).run()
+    Node(Mute() if mute else Echo(), Path(folder), fleet, say=lambda text: print(text, flush=True)).run()

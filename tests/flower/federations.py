@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from bespokefl.flower.silo.silo_spec import Place
+from bespokefl.flower.silo.worker import Assignment
 from bespokefl.flower.transport.certs import Certificates, make_certificates
 from bespokefl.flower.transport.control import Control
 from bespokefl.flower.transport.host import LOCAL, Hosting, free_port, hosted
@@ -24,6 +26,7 @@ class Loopback:
     port: int
     child: Child
     control: Control
+    names: dict[int, str]  # of the nodes, by the numbers that the SuperLink gave them
     stack: contextlib.ExitStack
     nodes: dict[str, Child] = field(default_factory=dict)
 
@@ -31,15 +34,23 @@ class Loopback:
     def address(self) -> str:
         return f"{LOCAL}:{self.port}"
 
-    def start(self, name: str, address: str | None = None) -> Child:
-        """An echo node with a folder and a key of its own."""
+    def start(self, name: str, address: str | None = None, *, mute: bool = False) -> Child:
+        """An echo node with a folder and a key of its own; or one that never answers."""
         folder = self.folder / name
         folder.mkdir(exist_ok=True)
         key, ca = self.certificates.node_key(name), self.certificates.ca
-        arguments = [address or self.address, str(ca), str(key), str(folder)]
-        self.nodes[name] = self.stack.enter_context(
-            Child("tests.flower.echo_node", arguments, log=self.folder / f"{name}.log")
-        )
+        arguments = [address or self.address, str(ca), str(key), str(folder), *(["mute"] if mute else [])]
+        return self._started(name, "tests.flower.echo_node", arguments)
+
+    def host(self, name: str, experiment: Path, clients: str, *settings: str) -> Child:
+        """A silo of some clients of an experiment, as `bespoke node` runs it."""
+        place = Place(str(self.folder / name), experiment=str(experiment), settings=settings, clients=clients)
+        ca, key = self.certificates.ca, self.certificates.node_key(name)
+        assignment = Assignment(place, self.address, str(ca), str(key))
+        return self._started(name, "bespokefl.flower.silo.worker", [assignment.to_json()])
+
+    def _started(self, name: str, module: str, arguments: list[str]) -> Child:
+        self.nodes[name] = self.stack.enter_context(Child(module, arguments, log=self.folder / f"{name}.log"))
         return self.nodes[name]
 
     def log(self, name: str) -> str:
@@ -54,7 +65,7 @@ def loopback(folder: Path, names: tuple[str, ...], port: int | None = None) -> I
     with contextlib.ExitStack() as stack:
         hosting = Hosting(folder / "superlink", LOCAL, chosen, certificates)
         link = stack.enter_context(hosted(hosting, certificates.public_keys()))
-        yield Loopback(folder, certificates, chosen, link.child, link.control, stack)
+        yield Loopback(folder, certificates, chosen, link.child, link.control, link.names, stack)
 
 
 def connected(transport: GridTransport, count: int, seconds: float = 30.0) -> list[int]:
