@@ -16,6 +16,7 @@ from bespokefl.flower.server.census import fitting
 from bespokefl.flower.server.membership import Membership
 from bespokefl.flower.server.scores import Scores
 from bespokefl.flower.server.serve import serve
+from bespokefl.flower.server.suitability import Suitability
 from bespokefl.flower.transport.envelope import Envelope
 from bespokefl.results.files import read_rounds
 from bespokefl.results.store import frame
@@ -109,6 +110,10 @@ START_LIES: dict[str, tuple[Lie, str]] = {
         head(clients=[{"id": None, "name": "x", "train": 1, "val": 0, "test": 0}] * 200_000),
         "at most 100,000",
     ),
+    "more than one client of its own": (
+        lambda a: Envelope({**a.header, "kind": "own", "clients": a.header["clients"] * 2}),
+        "is one client",
+    ),
     "samples of another shape": (head(input_shape=[3, 9, 9]), "another kind"),
     "samples without end": (head(input_shape=[2**19] * 3), "too many numbers"),
     "a silo that is a list": (head(silo=["x"]), "no text"),
@@ -151,6 +156,46 @@ def test_the_largest_group_works_together_and_of_two_the_first() -> None:
     assert list(fit) == [5] and "(shape (9,), targets labels" in misfits[2] and "(shape (8,)" in misfits[2]
     fit, misfits = fitting({1: about(8, "a"), 2: about(9, "b"), 3: about(9, "c"), 4: about(9, "c")})
     assert list(fit) == [2, 3] and "another kind" in misfits[1] and "same silo as node 3" in misfits[4]
+
+
+def own_silo(name: str, classes: list[str]) -> dict[str, Any]:
+    clients = [{"id": None, "name": name, "train": 30, "val": 0, "test": 10}]
+    samples = {"input_shape": [6], "target": "labels", "classes": classes, "inputs": "numbers"}
+    return {"clients": clients, "silo": name, "kind": "own", **samples}
+
+
+MADE_UP = [f"made up {k}" for k in range(29_995)]
+
+
+@pytest.mark.parametrize("liar", [1, 3, 9], ids=["the first", "between", "the last"])
+def test_a_silo_that_names_too_many_classes_costs_itself(liar: int) -> None:
+    """Not those that are heard after it: the silo that names the most classes of its own is left out."""
+    told = {
+        2: own_silo("a", ["0", "1", "2", "3"]),
+        4: own_silo("b", ["3", "4", "5", "6"]),
+        liar: own_silo("c", MADE_UP),
+    }
+    fit, misfits = fitting(dict(sorted(told.items())))
+    assert list(fit) == [2, 4]
+    assert misfits == {liar: "with it there are 30,002 classes; at most 30,000 are taken"}
+
+
+@pytest.mark.parametrize("liar", [1, 3, 9], ids=["the first", "between", "the last"])
+def test_a_silo_whose_classes_make_the_model_too_large_costs_itself(liar: int) -> None:
+    """For itself, and in the union with those of the others."""
+    told = {2: own_silo("a", ["0", "1"]), 4: own_silo("b", ["1", "2"]), liar: own_silo("c", MADE_UP)}
+    unsuitable = Suitability(experiment("fedavg", model={"hidden": [40_000]}), 0)
+    fit, misfits = fitting(dict(sorted(told.items())), unsuitable)
+    assert list(fit) == [2, 4] and list(misfits) == [liar]
+    assert "the configuration cannot run on its samples" in misfits[liar] and "parameters" in misfits[liar]
+
+
+def test_of_many_classes_those_that_others_name_are_kept() -> None:
+    """Two silos share 20,000 real classes, a third one makes up 15,000 more."""
+    real = [str(k) for k in range(20_000)]
+    told = {1: own_silo("c", MADE_UP[:15_000]), 2: own_silo("a", real), 4: own_silo("b", real)}
+    fit, misfits = fitting(told)
+    assert list(fit) == [2, 4] and list(misfits) == [1]
 
 
 HELD_LIES: dict[str, Any] = {

@@ -47,6 +47,8 @@ def greeting(header: Header) -> Header:
     silo, kind, target = (header.get(key) for key in ("silo", "kind", "target"))
     if kind not in ("own", "simulated") or target not in ("labels", "masks", "numbers"):
         raise Refused("the silo does not say who it is")
+    if kind == "own" and len(clients) != 1:
+        raise Refused(f"a silo with samples of its own is one client, not {len(clients):,}")
     _check_name("silo", silo)
     if header.get("of") is not None and not _is_whole(header["of"], 1, limits.CLIENTS):
         raise Refused("the silo does not know how many clients there are")

@@ -1,5 +1,6 @@
 """What the nodes say that they have, and who of them can work together."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -9,6 +10,9 @@ from bespokefl.data.digest import digest_of_names
 from bespokefl.flower import limits
 
 NOBODY = ""
+
+Abouts = Mapping[int, Mapping[str, Any]]  # what nodes say of themselves, by node
+Why = Callable[[Mapping[str, Any]], str]  # of one of them: why it is left out; nothing if it is not
 
 
 @dataclass(frozen=True)
@@ -88,23 +92,21 @@ def kind_of(about: Mapping[str, Any]) -> Kind:
 
 
 def fitting(
-    told: Mapping[int, Mapping[str, Any]],
-    unsuitable: Callable[[Mapping[str, Any]], str] = lambda about: "",
-    misplaced: Callable[[Mapping[str, Any]], str] = lambda about: "",
+    told: Abouts, unsuitable: Why = lambda about: "", misplaced: Why = lambda about: ""
 ) -> tuple[dict[int, Mapping[str, Any]], dict[int, str]]:
     """The nodes that can work together, by what they say of themselves, and why the others cannot.
 
     Nodes of one kind work together: the largest group of those that the configuration can run on, as ``unsuitable``
     tells of one node; of two as large, that whose first node was heard first (of those heard at once, the smaller
-    number). Of these, a node is left out that is ``misplaced``, that is the same silo as one before it, or that claims
-    clients which one before it has, or nobody.
+    number). Of these, a node is left out that is ``misplaced``, that is the same silo as one before it, that claims
+    clients which one before it has, or nobody, or whose classes are too many beside those of the others.
     """
     misfits = {node: why for node, about in told.items() if (why := misplaced(about))}
     kind, why_not = _chosen({node: about for node, about in told.items() if node not in misfits}, unsuitable)
     fit: dict[int, Mapping[str, Any]] = {}
     taken: dict[int, int] = {}
     silos: dict[str, int] = {}
-    clients, classes = 0, set[str]()
+    clients = 0
     for node, about in told.items():
         if node in misfits:
             continue
@@ -122,27 +124,43 @@ def fitting(
             misfits[node] = f"it claims the clients {claimed[:10]}, which node {taken[claimed[0]]} has"
         elif (count := clients + len(about["clients"])) > limits.CLIENTS:
             misfits[node] = f"with it there are {count:,} clients; at most {limits.CLIENTS:,} are taken"
-        elif len(union := classes | set(about["classes"])) > limits.CLASSES:
-            misfits[node] = f"with it there are {len(union):,} classes; at most {limits.CLASSES:,} are taken"
         else:
-            clients, classes = count, union
+            clients = count
             fit[node], silos[about["silo"]] = about, node
             taken |= dict.fromkeys(ids, node)
-    return fit, misfits
+    too_many = _with_too_many_classes(fit, unsuitable)
+    return {node: about for node, about in fit.items() if node not in too_many}, misfits | too_many
 
 
-def _chosen(
-    told: Mapping[int, Mapping[str, Any]], unsuitable: Callable[[Mapping[str, Any]], str]
-) -> tuple[Kind | None, dict[Kind, str]]:
+def _with_too_many_classes(told: Abouts, unsuitable: Why) -> dict[int, str]:
+    """Who is left out so that the configuration can run on the classes that all name together, and why.
+
+    First the node with the most classes that nobody else names; of two with as many, that with more classes.
+    """
+    named = Counter(name for about in told.values() for name in about["classes"])
+    alone = {node: sum(named[name] == 1 for name in about["classes"]) for node, about in told.items()}
+    left = sorted(told, key=lambda node: (alone[node], len(told[node]["classes"])))
+    why_not: dict[int, str] = {}
+    while left:
+        union = all_classes([told[node]["classes"] for node in left])
+        if len(union) > limits.CLASSES:
+            why = f"with it there are {len(union):,} classes; at most {limits.CLASSES:,} are taken"
+        elif not (why := unsuitable({**told[left[0]], "classes": union})):
+            break
+        why_not[left.pop()] = why
+    return why_not
+
+
+def _chosen(told: Abouts, unsuitable: Why) -> tuple[Kind | None, dict[Kind, str]]:
     """The kind of those that work together, and why larger or earlier groups cannot."""
     groups: dict[Kind, list[Mapping[str, Any]]] = {}
     for about in told.values():
         groups.setdefault(kind_of(about), []).append(about)
     why_not: dict[Kind, str] = {}
     for kind, members in sorted(groups.items(), key=lambda group: -len(group[1])):
-        if not (why := unsuitable(members[0])):
+        if not all(unsuitable(about) for about in members):
             return kind, why_not
-        why_not[kind] = why
+        why_not[kind] = unsuitable(members[0])
     return None, why_not
 
 

@@ -20,23 +20,23 @@ from bespokefl.plain import one_line
 
 
 class Suitability:
-    """Of one seed of an experiment; each kind of node is looked at once."""
+    """Of one seed of an experiment; each kind of node is looked at once for the same classes."""
 
     def __init__(self, experiment: Experiment, seed: int) -> None:
         self._experiment, self._seed = experiment, seed
-        self._known: dict[Kind, str] = {}
+        self._known: dict[tuple[Kind, tuple[str, ...]], str] = {}
 
     def __call__(self, about: Mapping[str, Any]) -> str:
         """Why the configuration cannot run on samples as a node describes them; nothing if it can."""
-        kind = kind_of(about)
-        if kind not in self._known:
-            self._known[kind] = ""
+        key = kind_of(about), tuple(about["classes"])
+        if key not in self._known:
+            self._known[key] = ""
             try:
-                self._check(kind, tuple(about["classes"]))
+                self._check(*key)
             except Exception as error:  # the node chose what the model is built for, so no kind can be left out
                 said = str(error) if isinstance(error, BespokeError) else f"{type(error).__name__}: {error}"
-                self._known[kind] = one_line(f"the configuration cannot run on its samples: {said}", limits.TEXT)
-        return self._known[kind]
+                self._known[key] = one_line(f"the configuration cannot run on its samples: {said}", limits.TEXT)
+        return self._known[key]
 
     def _check(self, kind: Kind, classes: tuple[str, ...]) -> None:
         attack, section = self._experiment.attack.kind, self._experiment.model
