@@ -53,7 +53,8 @@ def test_flowers_own_commands_give_the_same_numbers(tmp_path: Path) -> None:
     """`flower-superlink`, `flower-supernode`, `flwr run`: slow, as Flower starts a process for every message."""
     path, out, port = written(tmp_path, ["pgfedmo"], 2), tmp_path / "federation", free_port()
     files = make_certificates(tmp_path / "certs", ["localhost", LOCAL], ["a", "b"])
-    path.write_text(path.read_text().replace("[federation]", '[federation]\ncohort = "seed"'))
+    patient = '[federation]\ncohort = "seed"\ndeadline = 300'  # Flower starts a process for every message
+    path.write_text(path.read_text().replace("[federation]\ndeadline = 60", patient))
     scripts, home = Path(sys.executable).parent, tmp_path / "flwr"
     home.mkdir()
     (home / "config.toml").write_text(
@@ -95,7 +96,7 @@ def test_flowers_own_commands_give_the_same_numbers(tmp_path: Path) -> None:
         logs = sorted(tmp_path.glob("*.log"))
         wait_until(
             lambda: (out / "pgfedmo/seed-0/summary.json").is_file(),
-            400,
+            900,
             lambda: "\n".join(log.read_text(errors="replace")[-3000:] for log in logs),
         )
     simulated(path, tmp_path / "simulation")
