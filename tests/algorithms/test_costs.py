@@ -200,7 +200,8 @@ def server_bill(cohort: int, receivers: int) -> tuple[int, int, int]:
     engine = Apart()
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 3)).double()
-    federation = Federation(model, federated((2,) * cohort), training("pgfed", local_epochs=1), engine=engine)
+    data, algorithm = federated((2,) * cohort), training("pgfed", local_epochs=1)
+    federation = Federation(model, data, algorithm, engine=engine, clients_per_round=cohort)
     federation.round()
     stored = numel(federation.server.grads)
     with engine.flops, engine.written:
