@@ -16,6 +16,7 @@ import bespokefl
 from bespokefl.algorithms import ALGORITHMS
 from bespokefl.cli import app
 from bespokefl.data import PARTITIONS, SOURCES
+from bespokefl.engines import ENGINES
 from bespokefl.models import MODELS
 
 SMALL = """
@@ -178,7 +179,7 @@ def test_exit_code_2(arguments: list[str], parts: list[str]) -> None:
     [
         ("run", "without one, a demonstration"),
         ("reproduce", "`bespoke list experiments`"),
-        ("list", "algorithms, datasets, models, partitions or experiments"),
+        ("list", "algorithms, datasets, models, partitions, engines or experiments"),
     ],
 )
 def test_help_says_what_to_name(command: str, part: str) -> None:
@@ -187,7 +188,13 @@ def test_help_says_what_to_name(command: str, part: str) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "names"),
-    [("algorithms", ALGORITHMS), ("datasets", SOURCES), ("models", MODELS), ("partitions", PARTITIONS)],
+    [
+        ("algorithms", ALGORITHMS),
+        ("datasets", SOURCES),
+        ("models", MODELS),
+        ("partitions", PARTITIONS),
+        ("engines", ENGINES),
+    ],
 )
 def test_list(kind: str, names: dict[str, object]) -> None:
     entries = json.loads(bespoke("list", kind, "--json").output)

@@ -34,6 +34,10 @@ Settings = Annotated[
 Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Where the files go (default: runs/NAME).")]
 EngineName = Annotated[str | None, typer.Option("--engine", metavar="E", help="Same as --set engine.name=E.")]
 Device = Annotated[str | None, typer.Option("--device", metavar="D", help="Same as --set engine.device=D.")]
+DebugClient = Annotated[
+    int | None,
+    typer.Option("--debug-client", metavar="I", help="Use the debug engine; breakpoints stop for this client only."),
+]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with what --out holds; skip what is finished.")]
 Track = Annotated[
     list[str] | None,

@@ -7,6 +7,7 @@ import typer
 
 from bespokefl.cli.common import (
     DEMO,
+    DebugClient,
     Device,
     EngineName,
     ExperimentFile,
@@ -38,6 +39,7 @@ def run(
     resume: Resume = False,
     seed: SeedOption = None,
     track: Track = None,
+    debug_client: DebugClient = None,
 ) -> None:
     """Run the algorithms of an experiment's file (without one, a demonstration), and compare them."""
     from bespokefl.experiments.reading import read_parts
@@ -45,7 +47,11 @@ def run(
     path = experiment or DEMO
     folder = out or Path("runs") / path.stem
     outcomes = []
-    given = given_settings(settings, engine, device, seed, {"track.to": track or None})
+    if debug_client is not None:
+        engine = engine or "debug"
+    given = given_settings(
+        settings, engine, device, seed, {"track.to": track or None, "engine.debug_client": debug_client}
+    )
     for part in read_parts(path, given):
         if part.name:
             typer.echo(f"{part.name}: {part.title}".rstrip(": "))
@@ -56,9 +62,12 @@ def run(
 def _run(experiment: "Experiment", out: Path, resume: bool) -> "Outcome":
     """Run, print the table, and say where the files are."""
     from bespokefl.experiments.running import run_experiment
-    from bespokefl.progress import make_reporter
+    from bespokefl.progress import LineReporter, make_reporter
 
-    outcome = run_experiment(experiment, out, resume=resume, reporter=make_reporter(make_console(stderr=True)))
+    console = make_console(stderr=True)
+    debugging = experiment.engine.name == "debug"  # a moving bar would write over the debugger's prompt
+    reporter = LineReporter(console) if debugging else make_reporter(console)
+    outcome = run_experiment(experiment, out, resume=resume, reporter=reporter)
     show_outcome(outcome, out)
     return outcome
 

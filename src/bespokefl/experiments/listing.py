@@ -53,6 +53,12 @@ def partitions() -> list[Entry]:
     ]
 
 
+def engines() -> list[Entry]:
+    from bespokefl.engines import ENGINES
+
+    return [{"name": name, "description": text, "options": {}} for name, text in ENGINES.items()]
+
+
 def experiments() -> list[Entry]:
     return [
         {"name": name, "description": _title(path), "file": str(path), "options": {}}
@@ -65,6 +71,7 @@ KINDS: dict[str, Callable[[], list[Entry]]] = {
     "datasets": datasets,
     "models": models,
     "partitions": partitions,
+    "engines": engines,
     "experiments": experiments,
 }
 

@@ -83,6 +83,9 @@ def chosen_loss(experiment: Experiment, data: Census) -> str:
 
 
 def make_engine(experiment: Experiment) -> Engine:
+    together = experiment.engine.together
+    if experiment.engine.name == "debug" and together > 1:
+        raise InputError(f"engine.together = {together}, but the debug engine runs one thing at a time; leave it out")
     section = experiment.engine.model_dump(exclude={"precision", "together"})
     return build_engine(section.pop("name"), section.pop("device"), **section)
 
@@ -144,6 +147,9 @@ class RunResources(NamedTuple):
 
 def make_resources(experiment: Experiment, choice: AlgorithmChoice, data: FederatedData) -> RunResources:
     engine = make_engine(experiment)
+    client = experiment.engine.debug_client
+    if client is not None and client >= data.clients:
+        raise InputError(f"engine.debug_client = {client}, and the clients are 0 to {data.clients - 1}")
     task = make_task(experiment, experiment.seeds[0], data).to(engine.device)
     return RunResources(task, make_algorithm(experiment, choice), engine)
 

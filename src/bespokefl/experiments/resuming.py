@@ -16,7 +16,7 @@ from bespokefl.results.surfaces import ABOUT, NUMBERS
 from bespokefl.results.tomlfile import dumps
 
 # Keys of how a run is operated: they may change while it is going, and its numbers by no more than their rounding.
-OPERATION = ("federation.", "engine.together", "engine.stack")
+OPERATION = ("federation.", "engine.together", "engine.stack", "engine.debug_client")
 REMARKS = ("unused.",)  # written for people; they set nothing
 ANEW = "remove the folder to start this run afresh, or give another --out"
 

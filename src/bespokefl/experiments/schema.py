@@ -78,6 +78,7 @@ class EngineSection(Section):
     lanes: Positive | None = None
     stack: Positive | None = None
     together: Positive = 1  # runs of a method at once: seeds, and trials of `bespoke tune`
+    debug_client: Seed | None = None  # of the debug engine: the only client for which breakpoints stop
 
 
 class CheckpointSection(Section):
