@@ -6,26 +6,47 @@ INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check --constr
 # One thread for each worker: more only fight over the cores.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 2
 
-.PHONY: demo test test-slow lint types browser bench clean
+.PHONY: demo test pytest test-slow test-all docs lint types browser wheel constraints bench clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed
 	$(BIN)/bespoke run --out demo --resume
 
-test: lint types browser
+test: lint types pytest
+
+pytest: $(VENV)/.installed-dev
 	$(PYTEST)
 
 test-slow: $(VENV)/.installed-dev
 	$(PYTEST) -m slow
 
+test-all: lint types $(VENV)/.installed-dev
+	$(PYTEST) -m "slow or not slow"
+
+# Their Python runs, their excerpts are the code, their commands and links exist, and generated pages are current.
+docs: $(VENV)/.installed-dev
+	$(PYTEST) tests/test_docs.py tests/test_methods_page.py tests/test_reproduction_page.py tests/test_reliability_page.py
+
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 
 types: $(VENV)/.installed-dev
 	$(BIN)/mypy
 
-browser:
-	@sh tests/install_browser.sh
+# A browser for the tests of the report's page, where there is none. `make test` does not call this: it skips them.
+browser: | $(BIN)/python
+	@sh tests/install_browser.sh $(VENV)
+
+# The wheel in dist/, installed without the sources in a fresh environment and tried.
+wheel: | $(BIN)/python
+	@sh tests/try_wheel.sh $(PYTHON)
+
+# constraints.txt anew, with the PyTorch that is in .venv: install the one to go to there, run the tests, then this.
+constraints: $(VENV)/.installed
+	@$(BIN)/python -c 'import torch; print("torch==" + torch.__version__.partition("+")[0])' > constraints.new
+	@{ grep '^#' constraints.txt; cat constraints.new; } > constraints.made && mv constraints.made constraints.txt
+	@rm constraints.new
 
 bench: $(VENV)/.installed
 	$(BIN)/bespoke bench

@@ -28,7 +28,17 @@ KEYS = {"Tab": 9, "Enter": 13, "Space": 32}
 
 
 def find_browser() -> str | None:
-    return os.environ.get("BESPOKE_BROWSER") or next((path for name in NAMES if (path := shutil.which(name))), None)
+    """The one that BESPOKE_BROWSER names, one that is installed, or Playwright's own in the virtual environment."""
+    if named := os.environ.get("BESPOKE_BROWSER"):
+        return named
+    installed = (shutil.which(name) for name in NAMES)
+    return next((path for path in (*installed, *_playwrights()) if path), None)
+
+
+def _playwrights() -> list[str]:
+    """The newest first: their folders are numbered."""
+    folder = Path(sys.prefix) / "browsers"
+    return sorted(str(path) for path in folder.glob("chromium-*/chrome-*/chrome"))[::-1]
 
 
 class Page:

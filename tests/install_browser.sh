@@ -1,9 +1,9 @@
 #!/bin/sh
-# Chromium for the tests of the report's page: Debian's package, where it is missing and may be installed.
-# Always succeeds: without a browser these tests are skipped, and say so.
-for name in chromium chromium-browser google-chrome google-chrome-stable chrome; do
-    command -v "$name" >/dev/null 2>&1 && exit 0
-done
+# usage: install_browser.sh VENV
+# Chromium for the tests of the report's page, where there is none: Debian's package for root, else Playwright's own,
+# in a folder of the virtual environment. Always succeeds: without a browser these tests are skipped, and say so.
+venv=$1
+"$venv/bin/python" -c 'import sys; from tests.browser import find_browser; sys.exit(not find_browser())' && exit 0
 if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then
     echo "Installing Chromium for the tests of the report's page ..."
     export DEBIAN_FRONTEND=noninteractive
@@ -12,5 +12,10 @@ if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then
         exit 0
     fi
 fi
-echo "There is no Chromium: the tests of the report's page will be skipped. Install the package chromium to run them."
+echo "Loading Playwright's Chromium into $venv/browsers for the tests of the report's page ..."
+if "$venv/bin/python" -m pip install -qq --disable-pip-version-check playwright >/dev/null 2>&1 &&
+    PLAYWRIGHT_BROWSERS_PATH=$venv/browsers timeout 600 "$venv/bin/playwright" install chromium >/dev/null 2>&1; then
+    exit 0
+fi
+echo "There is no Chromium: the tests of the report's page will be skipped. BESPOKE_BROWSER may name a browser."
 exit 0

@@ -15,7 +15,9 @@ from bespokefl.results.facts import read_facts
 from bespokefl.results.files import read_runs, write_atomically
 
 PROGRAM = find_browser()
-pytestmark = pytest.mark.skipif(PROGRAM is None, reason="no Chromium; `make browser` installs Debian's")
+pytestmark = pytest.mark.skipif(
+    PROGRAM is None, reason="no Chromium; `make browser` installs one, or BESPOKE_BROWSER names one"
+)
 METHODS = ["local", "fedavg", "pgfed", "fedpg-0", "fedpg-0.5"]
 
 
