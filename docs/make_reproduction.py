@@ -39,7 +39,7 @@ from docs.stored_runs import (
 from bespokefl.errors import InputError
 from bespokefl.reproduce.digest import Made, RunDigest, figure
 from bespokefl.reproduce.measures import measure
-from bespokefl.reproduce.ordering import STANDARD_ERRORS
+from bespokefl.reproduce.ordering import standard_errors
 from bespokefl.reproduce.views import View
 
 PAGE = DOCS / "reproduction.md"
@@ -248,14 +248,15 @@ def alike(experiment: str, setting: str) -> str:
     return table(["before averaging, last round", *ERRORS, *(f"lowest 5 %: {name}" for name in ERRORS)], rows)
 
 
-ERRORS = ("difference", "standard error", "beyond two")
+ERRORS = ("difference", "standard error", "beyond Student's t")
 
 
 def _beyond(values: Sequence[float]) -> tuple[str, str]:
     if len(values) < 2:
         return "-", "one seed"
-    error = stdev(values) / math.sqrt(len(values))
-    return f"{error:.2f}", "yes" if abs(fmean(values)) > STANDARD_ERRORS * error else "no"
+    error, needed = stdev(values) / math.sqrt(len(values)), standard_errors(len(values))
+    answer = "yes" if abs(fmean(values)) > needed * error else "no"
+    return f"{error:.2f}", f"{answer} ({len(values)} seeds: {needed:.2f} errors)"
 
 
 BLOCKS: dict[str, Callable[[str, str], str]] = {

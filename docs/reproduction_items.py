@@ -22,7 +22,7 @@ HEADINGS = (
     "tau",
     "pairs",
     "rounds",
-    "seeds",
+    "seeds (degrees of freedom)",
     "verdict",
     "otherwise than in the experiment",
 )
@@ -88,7 +88,7 @@ def row(item: Item) -> list[str]:
         tau_text(found),
         pairs_text(found),
         rounds_text(item),
-        "/".join(map(str, sorted({len(seeds) for seeds in _seeds(item).values()}))),
+        seeds_text(item),
         _verdict(item),
         _otherwise(item),
     ]
@@ -117,6 +117,12 @@ def rounds_text(item: Item) -> str:
     run = dict.fromkeys((run["figures"]["rounds"], t.part.experiment.train.rounds) for t, run in item.current)
     stated = "" if _states_rounds(item.name) else " (the paper does not say)"
     return ", ".join(f"{rounds} of {wanted}" for rounds, wanted in run) + stated
+
+
+def seeds_text(item: Item) -> str:
+    """How many seeds the methods have, the fewest first, and the degrees of freedom of their differences' errors."""
+    counts = sorted({len(seeds) for seeds in _seeds(item).values()})
+    return f"{'/'.join(map(str, counts))} ({'/'.join(str(count - 1) for count in counts)})"
 
 
 def _states_rounds(item: str) -> bool:

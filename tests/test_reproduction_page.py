@@ -15,7 +15,7 @@ from docs.make_reproduction import BLOCK, COMMAND, PAGE, filled, items
 from docs.reproduction_items import item_names, items_table, read_item
 from docs.reproduction_pictures import CHARTS, IMAGES, LINES, line_plot, tick_plot
 from docs.stored_runs import COLLECTION, EXPERIMENTS, Table, collect, percent, read_part, read_table, supersede
-from scipy.stats import kendalltau
+from scipy.stats import kendalltau, ttest_rel
 from typer.testing import CliRunner
 
 from bespokefl.cli import app
@@ -94,8 +94,9 @@ def test_the_first_table_s_numbers_follow_from_the_runs() -> None:
     counts = {"same": 0, "other": 0, "open": 0}
     for (p, s, a), (q, t, b) in (pair for column in run for pair in itertools.combinations(column.values(), 2)):
         if abs(p - q) > s + t:
-            gain = np.array([a[n] - b[n] for n in a.keys() & b.keys()]) * np.sign(p - q)
-            beyond = len(gain) > 1 and abs(gain.mean()) > 2 * gain.std(ddof=1) / np.sqrt(len(gain))
+            first, second = np.transpose([(a[n], b[n]) for n in a.keys() & b.keys()])
+            gain = (first - second) * np.sign(p - q)
+            beyond = len(gain) > 1 and ttest_rel(first, second).pvalue < 0.04550026
             counts[("same" if gain.mean() > 0 else "other") if beyond else "open"] += 1
     assert row["pairs"] == "{same} / {other} / {open}".format(**counts)
     clear = not counts["open"] and row["cells"] == f"{printed} of {printed}"
@@ -119,7 +120,8 @@ def test_rounds_and_seeds_are_those_of_the_runs_that_count() -> None:
                     rounds.add(f"{run['figures']['rounds']} of {part.experiment.train.rounds}")
             seeds |= {str(len(own)) for own in by_label.values()}
         row = dict(zip(ROW, items_table([name])[0], strict=True))
-        assert set(row["rounds"].split(", ")) == rounds and row["seeds"] == "/".join(sorted(seeds))
+        degrees = "/".join(str(int(count) - 1) for count in sorted(seeds))
+        assert set(row["rounds"].split(", ")) == rounds and row["seeds"] == f"{'/'.join(sorted(seeds))} ({degrees})"
 
 
 def test_items_without_runs_are_not_run() -> None:
@@ -268,7 +270,7 @@ def test_a_folder_of_runs_becomes_a_row_in_one_step(tmp_path: Path, monkeypatch:
     assert {run["seed"] for run in read_digest(tmp_path / "pgfed-table77-one.json")} == {0, 1}
     assert row()["cells"] == f"{compared['cells']} of {compared['cells_of_the_paper']}" == "2 of 4"
     assert row()["mean"] == f"{compared['mean_absolute_difference']['points']:.2f} points"
-    assert (row()["rounds"], row()["seeds"], row()["verdict"]) == ("2 of 2", "2", compared["verdict"])
+    assert (row()["rounds"], row()["seeds"], row()["verdict"]) == ("2 of 2", "2 (1)", compared["verdict"])
 
     write(0.2, 10)  # the experiment changes for one method: its runs are of older settings, and count no longer
     table = read_table("pgfed-table77", "one")

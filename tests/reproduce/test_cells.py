@@ -87,5 +87,5 @@ def test_pairs_the_other_way_round_are_listed_with_their_column() -> None:
     said = sentences(comparison(columns(paper(), "one"), turned))
     assert said[0].startswith("Verdict: does not hold; 1 of 2 pairs")
     assert said[-1] == (
-        "The other way round in ours: b over a in two/mean (paper +19.00, ours -10.00, standard error 0.00)."
+        "The other way round in ours: b over a in two/mean (paper +19.00, ours -10.00, standard error 0.00, 2 seeds)."
     )

@@ -132,7 +132,8 @@ def test_it_ends_with_the_compare_block(serial: tuple[Path, Any]) -> None:
     error = np.std(gain, ddof=1) / np.sqrt(2)
     spreads = sum(cells[label]["ours_std_over_seeds"] for label in ("local", "fedavg"))
     assert spreads < 30  # so the paper separates its 90 from its 60
-    answer = "cannot tell" if abs(np.mean(gain)) <= 2 * error else "holds" if np.mean(gain) > 0 else "does not hold"
+    beyond = abs(np.mean(gain)) > 13.9677 * error  # of two seeds
+    answer = "cannot tell" if not beyond else "holds" if np.mean(gain) > 0 else "does not hold"
     found = compared(out)["compared"]
     assert found["verdict"] == answer
     assert (found["cells"], found["cells_of_the_paper"], found["cells_with_a_spread"]) == (2, 2, 2)
@@ -143,8 +144,10 @@ def test_it_ends_with_the_compare_block(serial: tuple[Path, Any]) -> None:
     assert found["kendall_tau"] == np.sign(cells["local"]["ours"] - cells["fedavg"]["ours"])
     (pair,) = found["pairs_that_the_paper_separates"]
     assert pair["ours"] == pytest.approx(np.mean(gain)) and pair["error"] == pytest.approx(error)
+    assert pair["seeds"] == 2 and "(2 seeds, 1 degree of freedom)" in found["why"]
     for text in (result.output, (out / "comparison.md").read_text()):
         assert "Compared with the paper" in text and f"Verdict: {answer}; " in text
+        assert "13.97 standard errors (2 seeds, 1 degree of freedom)" in " ".join(text.split())
         assert f"{np.mean(differences):.2f} points" in " ".join(text.split())
     assert column(compared(out), "second", "mean")["compared"]["cells_of_the_paper"] == 0
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import t as student
 
 from bespokefl.reproduce.measures import measure
 from bespokefl.reproduce.ordering import Method
@@ -32,7 +33,8 @@ def test_what_holds() -> None:
     assert found.mean_difference == {"points": pytest.approx((2.0 + 0.6 + 0.2) / 3)}
     assert found.outside == 1  # 2.0 is beyond 0.5 + 0.2; 0.6 is what 0.5 and 0.1 allow
     assert found.ordering.tau == 1
-    assert found.verdict.answer == "holds" and "all 3 pairs" in found.verdict.why
+    needed = "13.97 standard errors (2 seeds, 1 degree of freedom)"
+    assert found.verdict == ("holds", f"all 3 pairs that the paper separates, the same way beyond {needed}")
 
 
 def test_a_pair_the_other_way_round_is_enough() -> None:
@@ -54,7 +56,19 @@ def test_what_cannot_be_told() -> None:
 
     one_seed = [m._replace(ours={0: m.ours[0]}) for m in CLEAR]
     assert why(one_seed) == "3 of 3 pairs that the paper separates, with fewer than two seeds in common"
-    assert "within two standard errors" in why([CLEAR[0], CLEAR[1]._replace(ours={0: 71.0, 1: 79.0})])
+    assert "within 13.97 standard errors (2 seeds, 1 degree of freedom)" in why(
+        [CLEAR[0], CLEAR[1]._replace(ours={0: 71.0, 1: 79.0})]
+    )
+    # 5 points, and over two seeds a standard error of 0.5: ten of them are no more than chance makes of two seeds
+    two_seeds = [CLEAR[0], CLEAR[1]._replace(ours={0: 74.0, 1: 76.0})]
+    assert tally(two_seeds, 2, MEAN).ordering.pairs[0].error == pytest.approx(0.5)
+    assert why(two_seeds).startswith("1 of 1 pair ")
+    three = [method("a", 80, 7.0, 8.0, 9.0, spread=1), method("b", 70, 6.9, 7.7, 8.6, spread=1)]  # 3.5 standard errors
+    assert "within 4.53 standard errors (3 seeds, 2 degrees of freedom)" in why(three)
+    assert (
+        "within 13.97 standard errors (2 seeds, 1 degree of freedom) or 4.53 standard errors (3 seeds, 2 degrees of "
+        "freedom) or with fewer than two seeds in common"
+    ) in why([*three, method("c", 60, 7.0, 7.5, spread=1), method("d", 50, 7.0, spread=1)])
     assert "2 of the paper's 5 numbers have none of ours beside them" in why(CLEAR, 5)
     assert "no two methods" in why([]) and "no two methods" in why(CLEAR[:1])
     assert "no two methods" in why([m._replace(paper_spread=20.0) for m in CLEAR])
@@ -118,7 +132,8 @@ def test_against_numpy(drawn: list[list[tuple[float, list[float], float | None]]
             pairs += 1
             seeds = min(len(a), len(b))
             gain = (np.array(a[:seeds]) - np.array(b[:seeds])) * np.sign(p - q)
-            if seeds > 1 and abs(gain.mean()) > 2 * gain.std(ddof=1) / np.sqrt(seeds) + 1e-9:
+            needed = student.ppf(0.9772498680518208, seeds - 1) if seeds > 1 else np.inf
+            if seeds > 1 and abs(gain.mean()) > needed * gain.std(ddof=1) / np.sqrt(seeds) + 1e-9:
                 same, other = same + (gain.mean() > 0), other + (gain.mean() < 0)
     complete = found.printed == found.cells
     expected = "does not hold" if other else "holds" if pairs and same == pairs and complete else "cannot tell"

@@ -77,7 +77,8 @@ def sentences(comparison: Comparison) -> list[str]:
     said = [f"Verdict{aside}: {found.verdict.answer}; {found.verdict.why}."]
     if found.ordering.pairs:
         said.append(
-            "Pairs: as in the paper / the other way round, both beyond two standard errors over seeds / neither."
+            "Pairs: as in the paper / the other way round, both beyond Student's quantile at 95.4 % (with many seeds "
+            "two standard errors) / neither."
         )
     borrowed = [f"{setting.name}: {setting.borrowed}" for setting in comparison.settings if setting.borrowed]
     if borrowed and found.ordering.pairs:
@@ -99,5 +100,5 @@ def _in_words(pairs: Sequence[tuple[str, Pair]]) -> str:
 
 
 def _pair(column: str, pair: Pair) -> str:
-    numbers = f"paper {pair.paper:+.2f}, ours {pair.ours:+.2f}, standard error {pair.error:.2f}"
+    numbers = f"paper {pair.paper:+.2f}, ours {pair.ours:+.2f}, standard error {pair.error:.2f}, {pair.seeds} seeds"
     return f"{pair.above} over {pair.below} in {column} ({numbers})"

@@ -4,11 +4,24 @@ import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from statistics import fmean, pstdev, stdev
 from typing import Literal, NamedTuple
 
-STANDARD_ERRORS = 2  # a difference must be larger than so many to count
+from scipy.stats import norm, t
+
+STANDARD_ERRORS = 2  # a difference must be larger than so many to count, with many seeds
 ROUNDING = 1e-9  # of sums of decimal numbers
+
+
+@cache
+def standard_errors(seeds: int) -> float:
+    """How many standard errors a difference over so many seeds, two or more, must be larger than to count.
+
+    Student's quantile at the level that two standard errors have with many seeds (95.4 %): with few seeds the standard
+    error itself is uncertain, and two of them are passed by chance.
+    """
+    return float(t.isf(norm.sf(STANDARD_ERRORS), seeds - 1))
 
 
 class Method(NamedTuple):
@@ -37,11 +50,14 @@ class Pair(NamedTuple):
     paper: float  # how much better ``above`` is in the paper
     ours: float | None  # and in ours, over the seeds that both have; None: none in common
     error: float | None  # the standard error of ``ours`` over these seeds; None: fewer than two
+    seeds: int  # that both have
 
     @property
     def outcome(self) -> Literal["same", "other", "open"]:
-        """Ordered as in the paper or the other way beyond two standard errors; ``open``: neither can be said."""
-        if self.ours is None or self.error is None or abs(self.ours) <= STANDARD_ERRORS * self.error + ROUNDING:
+        """Ordered as in the paper or the other way beyond chance (`standard_errors`); ``open``: neither can be said."""
+        if self.ours is None or self.error is None:
+            return "open"
+        if abs(self.ours) <= standard_errors(self.seeds) * self.error + ROUNDING:
             return "open"
         return "same" if self.ours > 0 else "other"
 
@@ -106,6 +122,6 @@ def _pair(above: Method, below: Method, theirs: float, sign: int) -> Pair:
     """Seed by seed, as the methods of a seed have the same partition and the same first model."""
     differences = [sign * (above.ours[seed] - below.ours[seed]) for seed in above.ours.keys() & below.ours.keys()]
     if not differences:
-        return Pair(above.label, below.label, theirs, None, None)
+        return Pair(above.label, below.label, theirs, None, None, 0)
     error = stdev(differences) / math.sqrt(len(differences)) if len(differences) > 1 else None
-    return Pair(above.label, below.label, theirs, fmean(differences), error)
+    return Pair(above.label, below.label, theirs, fmean(differences), error, len(differences))
