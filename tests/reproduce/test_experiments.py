@@ -234,6 +234,7 @@ def test_missing_data_are_named(tmp_path: Path) -> None:
     result = bespoke("reproduce", "pgfed-supplement", "--out", tmp_path, "--data", tmp_path)
     assert result.exit_code == 2 and "Traceback" not in result.output
     message = " ".join(result.output.split())
+    assert message.startswith("error: ")
     assert "officeHomeDataset" in message and "medmnist.com" in message
 
 

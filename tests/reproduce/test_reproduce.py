@@ -188,6 +188,23 @@ def test_missing_data_are_named_and_the_others_run(serial: tuple[Path, Any]) -> 
     assert compared(out)["settings"][2]["missing_data"]
 
 
+def test_missing_data_are_said_before_the_tables(serial: tuple[Path, Any]) -> None:
+    _, result = serial
+    assert result.output.index("https://example.org/photographs") < result.output.index("Somebody, table 1")
+
+
+def test_without_any_data_the_error_is_all_there_is(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(here)
+    result = bespoke("reproduce", "table", "--out", tmp_path / "out", "--only", "absent")
+    assert result.exit_code == 2
+    said = " ".join(result.output.split())
+    assert said.startswith("error: absent cannot run: ") and "https://example.org/photographs" in said
+    assert "Compared with the paper" not in said and "Somebody, table 1" not in said
+    assert not (tmp_path / "out" / "comparison.md").exists()
+
+
 def test_every_setting_is_an_ordinary_output_folder(serial: tuple[Path, Any]) -> None:
     out, _ = serial
     for setting in ("first", "second"):

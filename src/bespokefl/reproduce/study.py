@@ -66,6 +66,7 @@ def reproduce(request: Request, console: Console) -> tuple[Comparison, Outcome]:
     chosen = _choose(request)
     for setting in chosen:
         _check(setting)
+    _say_missing_data(request.name, chosen, console)
     _share_runs(chosen)
     outcome = _run(request, chosen, console)
     results = [_compare(setting) for setting in chosen]
@@ -182,6 +183,19 @@ def _check(setting: _Setting) -> None:
         setting.missing_data = " ".join([str(missing), *_where_to_get(setting.part)])
     else:
         setting.plans, setting.finished, setting.notes = prepared.plans, prepared.finished, prepared.notes
+
+
+def _say_missing_data(name: str, settings: Sequence[_Setting], console: Console) -> None:
+    """Which settings cannot run and where to get their data, before anything runs; an error where none can."""
+    without: dict[str, list[str]] = {}  # by what is missing
+    for setting in settings:
+        if setting.missing_data:
+            without.setdefault(setting.missing_data, []).append(setting.part.name or name)
+    texts = [f"{', '.join(names)} cannot run: {missing}" for missing, names in without.items()]
+    if all(setting.missing_data for setting in settings):
+        raise InputError("\n".join(texts))
+    for text in texts:
+        console.print(f"warning: {text}", markup=False, highlight=False)
 
 
 def _where_to_get(part: Part) -> Iterator[str]:
