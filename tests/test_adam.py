@@ -142,6 +142,6 @@ def test_an_experiment_file_names_it() -> None:
     train = {"optimizer": "adam", "betas": [0.9, 0.99], "amsgrad": True, "lr": 0.001}
     experiment = parse_experiment({"algorithms": ["fedavg"], "train": train})
     assert experiment.train.model_dump(include=set(train)) == train
-    for key, value in (("optimizer", "adamw"), ("betas", [0.9]), ("betas", [0.9, 1.0]), ("amsgrad", 1)):
+    for key, value in (("optimizer", "adamx"), ("betas", [0.9]), ("betas", [0.9, 1.0]), ("amsgrad", 1)):
         with pytest.raises(InputError, match=rf"train\.{key} = "):
             parse_experiment({"algorithms": ["fedavg"], "train": {key: value}})

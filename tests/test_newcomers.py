@@ -307,7 +307,7 @@ def configurations(name: str) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = [{}]
     if not conditions(ALGORITHMS[name].cls).get("momentum", ALWAYS).never:
         found.append({"momentum": 0.5})
-    found += [] if build_algorithm(name).adam_unsupported else [{"optimizer": "adam"}]
+    found += [] if build_algorithm(name).only_sgd else [{"optimizer": "adam"}]
     return found + ([{**config, "private_head": True} for config in found] if name in ("pfedhn", "plgu-ghn") else [])
 
 

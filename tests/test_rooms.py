@@ -17,7 +17,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "core": {"nn"},
     "algorithms": {"core"},
     "data": {"core"},
-    "models": set(),
+    "models": {"core"},
     "engines": {"core", "nn"},
     "evaluation": {"core", "data", "engines"},
     "federation": {"core", "data", "engines", "evaluation", "algorithms"},

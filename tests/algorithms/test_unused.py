@@ -43,7 +43,11 @@ START: dict[str, Config] = {
 # Configurations by method, each with the hyper-parameters that are moved in it, beside all of them in BASE.
 EVERY: list[tuple[Config, list[str]]] = [
     ({"momentum": 0.5}, ["opt_state"]),
-    ({"optimizer": "adam", "momentum": 0.0}, ["betas", "amsgrad", "opt_state", "momentum"]),
+    ({"optimizer": "adam", "momentum": 0.0}, ["betas", "amsgrad", "opt_state", "momentum", "weight_decay"]),
+    (
+        {"optimizer": "rmsprop", "momentum": 0.0, "weight_decay": 0.0},
+        ["betas", "amsgrad", "opt_state", "momentum", "weight_decay"],
+    ),
     ({"batch_size": None}, ["drop_last"]),
 ]
 AVERAGING: list[tuple[Config, list[str]]] = [
@@ -142,6 +146,8 @@ def alike(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> bool:
 
 def others(field: "Field[Any]", hint: Any, value: Any) -> list[Any]:
     """Some other legal values."""
+    if field.metadata["among"] is not None:
+        return [name for name in field.metadata["among"] if name != value]
     found: list[Any] = []
     for option in get_args(hint) or (hint,) if get_origin(hint) not in (Literal, tuple) else (hint,):
         if get_origin(option) is Literal:
@@ -178,7 +184,7 @@ def acts(algorithm: Algorithm, name: str, reference: Mapping[str, Tensor]) -> bo
     for value in values[:1] if name in algorithm.unused() else values:
         other = moved(algorithm, {name: value})
         try:
-            if other.optimizer == "adam" and other.adam_unsupported:
+            if other.optimizer != "sgd" and other.only_sgd:
                 raise InputError("see Algorithm.__post_init__")
             if not alike(numbers(other), reference):
                 return True
@@ -197,7 +203,7 @@ def walks(name: str, thorough: bool) -> Iterator[tuple[Algorithm, list[str]]]:
         configs += [*EVERY, *(AVERAGING if issubclass(cls, ModelAveraging) else [])]
     for config, names in configs:
         algorithm = moved(cls(), base | config)
-        if algorithm.optimizer == "sgd" or not algorithm.adam_unsupported:
+        if algorithm.optimizer == "sgd" or not algorithm.only_sgd:
             yield algorithm, names
 
 

@@ -43,7 +43,7 @@ def test_hidden_widths() -> None:
     ("name", "shape", "options", "parts"),
     [
         ("fedavg-cn", (3, 32, 32), {}, ["model.name", "'fedavg-cn'", "Did you mean fedavg-cnn", "digit-model"]),
-        ("zzz", (3, 32, 32), {}, ["'zzz'", "linear, mlp, ", "package.module:factory"]),
+        ("zzz", (3, 32, 32), {}, ["'zzz'", "linear, mlp, ", "package.module:name"]),
         ("mlp", (4,), {"hiden": [3]}, ["model.hiden", "'mlp'", "Did you mean hidden"]),
         ("linear", (4,), {"hidden": [3]}, ["model.hidden", "'linear'", "none"]),
         ("mlp", (4,), {"hidden": 200}, ["model.hidden", "200", "[200, 200]"]),
@@ -105,8 +105,11 @@ def test_own_factory(own_module: str) -> None:
 @pytest.mark.parametrize(
     ("name", "parts"),
     [
-        ("own_model_for_tests:nett", ["no function or class 'nett'", "factory(input_shape, classes, **options)"]),
-        ("own_model_for_tests:constant", ["no function or class 'constant'"]),
+        ("own_model_for_tests:nett", ["has no 'nett'", "factory(input_shape, classes, **options)", "Did you mean net"]),
+        (
+            "own_model_for_tests:constant",
+            ["is a int, not a function or class factory(input_shape, classes"],
+        ),
         ("own_model_for_tests:number", ["returned a int", "torch.nn.Module"]),
         ("own_model_for_tests:failing", ["ZeroDivisionError: inside", "input_shape=(6,)", "classes=2"]),
         ("broken_model_for_tests:net", ["importing 'broken_model_for_tests' failed", "SyntaxError"]),

@@ -10,7 +10,9 @@ from typing import Any, NamedTuple
 from bespokefl.core.acting import unused
 from bespokefl.core.algorithm import Algorithm, Setup, Training
 from bespokefl.core.hyper import HyperParameter, checked, hyperparameters
-from bespokefl.errors import InputError, unknown_name
+from bespokefl.core.optimizers import BESIDE, OPTIMIZERS
+from bespokefl.core.registry import Chosen, Registry
+from bespokefl.errors import InputError
 
 __all__ = ["ALGORITHMS", "Algorithm", "AlgorithmSpec", "Setup", "Training", "build_algorithm"]
 
@@ -45,7 +47,17 @@ def _registry() -> dict[str, AlgorithmSpec]:
     return dict(sorted(found.items()))
 
 
-ALGORITHMS: dict[str, AlgorithmSpec] = _registry()
+def _adopt(name: str, value: Any) -> AlgorithmSpec | None:
+    if not (isinstance(value, type) and issubclass(value, Algorithm)):
+        return None
+    return AlgorithmSpec(
+        name, value, description(value).partition("\n")[0], getattr(value, "paper", ""), hyperparameters(value)
+    )
+
+
+ALGORITHMS: Registry[AlgorithmSpec] = Registry(
+    "algorithms", "algorithm.name", _registry(), _adopt, "a class derived from bespokefl.core.Algorithm"
+)
 
 
 def build_algorithm(
@@ -56,24 +68,20 @@ def build_algorithm(
     ``settings`` are shared by several methods (``lr``, ``local_epochs``, ...): what changes nothing in this one is left
     out. ``hyper`` are the method's own, which win: what changes nothing is refused.
     """
-    cls = _import(name) if ":" in name else _known(name)
+    cls = ALGORITHMS.find(name).cls
     shared, own = (checked(cls, values or {}, name) for values in (settings, hyper))
+    _refuse_beside(cls, shared | own, name)
     idle = unused(cls, {f.name: f.default for f in fields(cls)} | shared | own)
     return cls(**{key: value for key, value in shared.items() if key not in idle} | own)
 
 
-def _known(name: str) -> type[Algorithm]:
-    if name not in ALGORITHMS:
-        raise unknown_name("algorithm.name", name, ALGORITHMS)
-    return ALGORITHMS[name].cls
-
-
-def _import(name: str) -> type[Algorithm]:
-    module, _, attribute = name.partition(":")
-    try:
-        cls = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError, TypeError) as error:
-        raise InputError(f"algorithm.name = {name!r} cannot be imported: {error}") from error
-    if not (isinstance(cls, type) and issubclass(cls, Algorithm)):
-        raise InputError(f"algorithm.name = {name!r} is not a class derived from bespokefl.algorithms.Algorithm")
-    return cls
+def _refuse_beside(cls: type[Algorithm], told: Mapping[str, Any], method: str) -> None:
+    """InputError for an option that stands beside an optimiser which takes it with its name."""
+    optimizer = Chosen.of(told.get("optimizer", cls.optimizer)).name
+    beside = BESIDE.get(optimizer, ())
+    for name in {name for names in BESIDE.values() for name in names} & told.keys():
+        if name not in beside and name in OPTIMIZERS.options(optimizer):
+            raise InputError(
+                f"algorithm.{name} = {told[name]!r} ({method}) stands beside optimizer = {optimizer!r}, which has a "
+                f"{name} of its own: write optimizer = {{name = {optimizer!r}, {name} = ...}} and leave {name} out"
+            )

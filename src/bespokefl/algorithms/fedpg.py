@@ -165,8 +165,8 @@ class FedPG(Algorithm):
     )
 
     @property
-    def adam_unsupported(self) -> str:
-        return "its server takes a client's move over eta for a gradient, which Adam's is not"
+    def only_sgd(self) -> str:
+        return "its server takes a client's move over eta for a gradient, which only that of SGD is"
 
     def check(self, task: Task, setup: Setup) -> None:
         if self.pm_eval == "rebuild" and self.pm_base == "persistent":

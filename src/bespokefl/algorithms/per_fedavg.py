@@ -77,7 +77,7 @@ class PerFedAvg(ModelAveraging, OneModel):
     weights: Literal["sample", "uniform"] = hyper("uniform", "p_i: aggregation by samples (n_i) or all clients alike")
 
     @property
-    def adam_unsupported(self) -> str:
+    def only_sgd(self) -> str:
         return "its meta steps are plain ones along a gradient, by its paper"
 
     def round(self, server: Tree, cohort: Cohort) -> Tree:

@@ -93,7 +93,7 @@ class HyperNetworked(Algorithm):
     newcomer_acts: ClassVar = {
         "momentum": when(embed_opt="sgd") | when(private_head=True, optimizer="sgd"),
         "opt_state": when(embed_opt="sgd") & unless(momentum_h=0)
-        | when(private_head=True) & (unless(momentum=0) | when(optimizer="adam")),
+        | when(private_head=True) & (unless(momentum=0) | unless(optimizer="sgd")),
     }
 
     lr: float = hyper(0.005, "eta: step size of local SGD", low=0)

@@ -92,7 +92,7 @@ class PFedMe(ModelAveraging, OneModel):
         return x0  # theta, or w_i
 
     @property
-    def adam_unsupported(self) -> str:
+    def only_sgd(self) -> str:
         return "both of its updates are plain steps, by its paper"
 
     def round(self, server: Tree, cohort: Cohort) -> Tree:

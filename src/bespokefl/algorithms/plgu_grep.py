@@ -83,9 +83,10 @@ class PLGUGRep(PartialSharing):
     weights: Literal["sample", "uniform"] = hyper("uniform", "p_i: aggregation by samples (n_i) or all clients alike")
 
     @property
-    def adam_unsupported(self) -> str:
+    def only_sgd(self) -> str:
         return (
-            "Adam's first step has one length in every coordinate, so its scores (score_from = 'step') say nothing"
+            "its scores (score_from = 'step') take a first step for a gradient, and Adam's, say, has one length in "
+            "every coordinate"
             if self.score_from == "step"
             else ""
         )

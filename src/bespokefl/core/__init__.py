@@ -18,7 +18,8 @@ from bespokefl.core.hypernetwork import HyperNetwork, generate, initial_paramete
 from bespokefl.core.layer_groups import Grouping, Part, layers_of
 from bespokefl.core.losses import add_to_logits, class_logits, cross_entropy
 from bespokefl.core.model_programs import GLOBAL_MODEL, hand_over, network_outputs, received
-from bespokefl.core.optim import SGD, Adam, Buffers, Optimizer
+from bespokefl.core.optim import SGD, Adagrad, Adam, AdamW, Buffers, Optimizer, RMSprop
+from bespokefl.core.optimizers import OPTIMIZERS
 from bespokefl.core.program import (
     Batches,
     Call,
@@ -32,6 +33,7 @@ from bespokefl.core.program import (
     shuffled,
 )
 from bespokefl.core.proximal import part_way, pulled, server_step
+from bespokefl.core.registry import Chosen, Registry
 from bespokefl.core.rng import derived_seed, stream
 from bespokefl.core.solvers import gram, min_norm, min_norm_near, nearest_directions
 from bespokefl.core.task import Answer, Batch, HeadSizes, Layer, Pass, Task
@@ -47,15 +49,19 @@ __all__ = [
     "LOSS",
     "MODEL",
     "ONE_BATCH",
+    "OPTIMIZERS",
     "SGD",
     "STATISTICS",
+    "Adagrad",
     "Adam",
+    "AdamW",
     "Algorithm",
     "Answer",
     "Batch",
     "Batches",
     "Buffers",
     "Call",
+    "Chosen",
     "Cohort",
     "Down",
     "Exchange",
@@ -76,6 +82,8 @@ __all__ = [
     "Phase",
     "Postprocessor",
     "Program",
+    "RMSprop",
+    "Registry",
     "Result",
     "Rows",
     "RunError",

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from bespokefl.core.registry import Chosen
+
 Values = Mapping[str, Any]
 
 
@@ -15,7 +17,8 @@ class Needed(NamedTuple):
     not_these: bool = False
 
     def holds(self, given: Values) -> bool:
-        return (given[self.name] in self.values) != self.not_these
+        value = given[self.name]
+        return ((value.name if isinstance(value, Chosen) else value) in self.values) != self.not_these
 
     def __str__(self) -> str:
         link = " other than " if self.not_these else " = "
@@ -97,7 +100,7 @@ def in_words(value: Any) -> str:
     """A value as an experiment file has it."""
     if value is None:
         return "nothing"
-    return str(value).lower() if isinstance(value, bool) else repr(value)
+    return str(value).lower() if isinstance(value, bool) else str(value) if isinstance(value, Chosen) else repr(value)
 
 
 def _several(value: Any) -> tuple[Any, ...]:

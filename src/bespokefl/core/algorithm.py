@@ -15,8 +15,10 @@ from bespokefl.core.cohort import Cohort
 from bespokefl.core.exchange import Exchange
 from bespokefl.core.hyper import checked, hyper
 from bespokefl.core.model_programs import GLOBAL_MODEL, hand_over, network_outputs
-from bespokefl.core.optim import SGD, Adam, Buffers, Optimizer
+from bespokefl.core.optim import Buffers, Optimizer
+from bespokefl.core.optimizers import BESIDE, OPTIMIZERS, check_optimizer, make_optimizer
 from bespokefl.core.program import Batches, Call, Down, Phase, Program, shuffled
+from bespokefl.core.registry import Chosen
 from bespokefl.core.task import Answer, Batch, Pass, Task
 from bespokefl.core.tree_io import full_name
 from bespokefl.core.trees import Model, Tree, zeros
@@ -100,21 +102,26 @@ class Algorithm:
     # Likewise of lr, momentum, batch_size and opt_state of the steps that a new client takes by `newcomer`.
     newcomer_acts: ClassVar[Mapping[str, Condition]] = {
         "momentum": when(optimizer="sgd"),
-        "opt_state": unless(momentum=0) | when(optimizer="adam"),
+        "opt_state": unless(momentum=0) | unless(optimizer="sgd"),
     }
 
     lr: float = hyper(0.05, "eta: step size of local SGD", low=0)
     lr_decay: float = hyper(1.0, "factor of lr from round to round: eta_t = eta lr_decay^t", above=0, high=1)
     momentum: float = hyper(0.0, "momentum of local SGD", low=0, below=1, when=when(optimizer="sgd"))
-    weight_decay: float = hyper(0.0, "weight decay of local SGD", low=0)
+    weight_decay: float = hyper(0.0, "weight decay of local SGD", low=0, when=when(optimizer=("sgd", "adam")))
     local_epochs: int = hyper(5, "E: passes over a client's train split in a round", low=1)
     batch_size: int | None = hyper(50, "samples of a local step; nothing: the whole split", low=1)
     drop_last: bool = hyper(False, "drop the last incomplete batch of an epoch", when=unless(batch_size=None))
     weights: Literal["sample", "uniform"] = hyper("sample", "p_i: aggregation by samples (n_i) or all clients alike")
     opt_state: Literal["reset", "keep"] = hyper(
-        "reset", "the optimiser's buffers at the start of a round", when=unless(momentum=0) | when(optimizer="adam")
+        "reset", "the optimiser's buffers at the start of a round", when=unless(momentum=0) | unless(optimizer="sgd")
     )
-    optimizer: Literal["sgd", "adam"] = hyper("sgd", "local optimiser; Adam takes the place of local SGD everywhere")
+    optimizer: str | Chosen = hyper(
+        "sgd",
+        "local optimiser, also as a table with its options: sgd, adam, adamw, rmsprop, adagrad, an installed one or "
+        "module:name; takes the place of local SGD everywhere",
+        among=OPTIMIZERS,
+    )
     betas: tuple[float, float] = hyper(
         (0.9, 0.999), "of Adam: decay of its two moments", low=0, below=1, when=when(optimizer="adam")
     )
@@ -125,13 +132,14 @@ class Algorithm:
         method = getattr(self, "name", type(self).__name__)
         for name, value in checked(type(self), own, method).items():
             object.__setattr__(self, name, value)
-        if self.optimizer == "adam" and self.adam_unsupported:
+        if self.optimizer != "sgd" and self.only_sgd:
             raise InputError(
-                f"algorithm.optimizer = 'adam' ({method}): {self.adam_unsupported}; it must be 'sgd': "
-                f"{{name = '{method}', optimizer = 'sgd'}} beside methods that take Adam"
+                f"algorithm.optimizer = {Chosen.of(self.optimizer)} ({method}): {self.only_sgd}; it must be 'sgd': "
+                f"{{name = '{method}', optimizer = 'sgd'}} beside methods that take others"
             )
         defaults = {f.name: f.default for f in fields(self)}
         self.refuse_unused(name for name in self.unused() if getattr(self, name) != defaults[name])
+        check_optimizer(self.optimizer, self.lr, self._beside_optimizer, method)
 
     def unused(self) -> dict[str, str]:
         """The hyper-parameters that change nothing in a round, as the others stand, each with the reason."""
@@ -160,8 +168,8 @@ class Algorithm:
         return ""
 
     @property
-    def adam_unsupported(self) -> str:
-        """Why Adam makes no sense for this method; empty if it does."""
+    def only_sgd(self) -> str:
+        """Why no optimiser but plain SGD makes sense for this method; empty if others do."""
         return ""
 
     # the server --------------------------------------------------------------------------------------
@@ -316,9 +324,12 @@ class Algorithm:
 
     def opt_at(self, lr: float) -> Optimizer:
         """The local optimiser with another rate."""
-        if self.optimizer == "adam":
-            return Adam(lr, self.betas, self.weight_decay, self.amsgrad)
-        return SGD(lr, self.momentum, self.weight_decay)
+        return make_optimizer(self.optimizer, lr, self._beside_optimizer)
+
+    @property
+    def _beside_optimizer(self) -> dict[str, Any]:
+        """Of its options those that are hyper-parameters of their own."""
+        return {name: getattr(self, name) for name in BESIDE.get(Chosen.of(self.optimizer).name, ())}
 
     @property
     def epochs(self) -> Batches:

@@ -40,6 +40,8 @@ def _merge(out: Document, over: Mapping[str, Any], path: str) -> None:
     for key, value in over.items():
         if value is None:
             out.pop(key, None)
+        elif isinstance(value, Mapping) and path and "name" in value:  # a choice with its options, chosen anew
+            out[key] = copy.deepcopy(dict(value))
         elif isinstance(value, Mapping):
             below = out.setdefault(key, {})
             if not isinstance(below, dict):

@@ -14,6 +14,8 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from bespokefl.algorithms import build_algorithm
+from bespokefl.core.hyper import choose
+from bespokefl.core.optimizers import OPTIMIZERS
 from bespokefl.errors import InputError, unknown_name
 from bespokefl.experiments.overrides import Setting, options_of, overlaid, with_settings
 from bespokefl.experiments.paper_numbers import with_printed
@@ -32,6 +34,7 @@ from bespokefl.experiments.schema import (
     Section,
 )
 from bespokefl.experiments.small_scale import Scale, at_small_scale, chosen_set_up
+from bespokefl.models import MODELS
 from bespokefl.results.tomlfile import key_lines, parse_value
 
 S = TypeVar("S", bound=Section)
@@ -152,6 +155,8 @@ def _parse(document: Document, settings: Sequence[Setting], origin: Origin) -> E
             name: _section(name, kind, document.get(name, {})) for name, kind in SECTIONS.items()
         }
         seeds = _seeds(document.get("seeds", [0]))
+        if (optimizer := sections["train"].optimizer) is not None:
+            choose(OPTIMIZERS, optimizer, "train.optimizer")
         _check_target(sections["eval"])
         _check_crossed(sections["eval"], sections["paper"])
     return Experiment(_algorithms(document, origin), seeds, **sections, origin=origin)
@@ -209,7 +214,7 @@ def _section(name: str, kind: type[S], given: Mapping[str, Any]) -> S:
     """One table, its options apart from the keys that every such table has."""
     fields = [key for key in kind.model_fields if key != "options"]
     options = {key: value for key, value in given.items() if key not in fields}
-    taken = kind is ModelSection and ":" in str(given.get("name", ""))  # a user's own factory takes what it likes
+    taken = kind is ModelSection and MODELS.from_outside(given.get("name"))  # a factory not ours takes what it likes
     allowed = [*fields, *options_of(kind, given)]
     for key in options:
         if not taken and key not in allowed:

@@ -10,6 +10,7 @@ import torch
 
 from bespokefl import models
 from bespokefl.algorithms import Algorithm, build_algorithm
+from bespokefl.core.registry import plain
 from bespokefl.core.rng import derived_seed
 from bespokefl.core.task import Task
 from bespokefl.data import PARTITIONS, SOURCES, FederatedData, load
@@ -239,4 +240,4 @@ def _resolved_model(experiment: Experiment, task: Task) -> Document:
 
 def _plain(values: Mapping[str, Any]) -> Document:
     """Values as TOML reads them back."""
-    return {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
+    return {key: plain(value) for key, value in values.items()}

@@ -51,7 +51,7 @@ class TrainSection(Section):
     lr_decay: Annotated[float, Field(gt=0, le=1)] | None = None  # factor from round to round
     momentum: Annotated[float, Field(ge=0, lt=1)] | None = None
     weight_decay: Annotated[float, Field(ge=0)] | None = None
-    optimizer: Literal["sgd", "adam"] | None = None
+    optimizer: str | Document | None = None  # a name, module:name, or a table of a name and its options
     betas: Annotated[list[Annotated[float, Field(ge=0, lt=1)]], Field(min_length=2, max_length=2)] | None = None
     amsgrad: bool | None = None
     participation: Annotated[float, Field(gt=0, le=1)] = 1.0

@@ -1,6 +1,5 @@
 """Models by name: the shipped ones, and a user's own as ``package.module:factory``."""
 
-import importlib
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from bespokefl.core.registry import Registry, told
 from bespokefl.errors import InputError, unknown_name
 from bespokefl.models import blocks, convnets, densenet, nfresnet, perceptrons, resnets, unet
 
@@ -38,7 +38,7 @@ class ModelSpec:
 _TWO_CONVS, _DIGIT = convnets.TWO_CONVS_SMALLEST_SIDE, convnets.DIGIT_MODEL_SMALLEST_SIDE
 _DEEP, _WIDE = blocks.SMALLEST_CIFAR_SIDE, resnets.WRN_SMALLEST_SIDE
 
-MODELS: dict[str, ModelSpec] = {
+_OURS = {
     spec.name: spec
     for spec in (
         ModelSpec("linear", "multinomial logistic regression", perceptrons.linear),
@@ -63,6 +63,19 @@ MODELS: dict[str, ModelSpec] = {
 }
 
 
+def _adopt(name: str, value: Any) -> ModelSpec | None:
+    return ModelSpec(name, (inspect.getdoc(value) or "").partition("\n")[0], value) if callable(value) else None
+
+
+MODELS: Registry[ModelSpec] = Registry(
+    "models",
+    "model.name",
+    _OURS,
+    _adopt,
+    "a function or class factory(input_shape, classes, **options) that returns a torch.nn.Module",
+)
+
+
 def build(name: str, input_shape: tuple[int, ...], classes: int, **options: Any) -> nn.Module:
     """A new model for inputs of ``input_shape`` (without the batch axis); the caller seeds torch beforehand."""
     shape = tuple(input_shape)
@@ -70,11 +83,9 @@ def build(name: str, input_shape: tuple[int, ...], classes: int, **options: Any)
         raise InputError(f"input_shape is {shape}; it must hold at least one size, all of them positive")
     if classes < 1:
         raise InputError(f"classes is {classes}; a model needs at least 1")
-    if ":" in name:
-        return _build_own(name, shape, classes, options)
+    spec = MODELS.find(name)
     if name not in MODELS:
-        raise unknown_name("model.name", name, MODELS, what="known, nor your own as 'package.module:factory'")
-    spec = MODELS[name]
+        return _build_own(spec, shape, classes, options)
     for option in options:
         if option not in spec.options:
             owner = f"an option of the model {name!r}"
@@ -90,33 +101,15 @@ def build(name: str, input_shape: tuple[int, ...], classes: int, **options: Any)
     return spec.factory(shape, classes, **options)
 
 
-def _build_own(name: str, input_shape: tuple[int, ...], classes: int, options: dict[str, Any]) -> nn.Module:
-    """Import and call a user's factory; whatever it raises is reported with the name that led there."""
-    module_name, _, factory_name = name.partition(":")
+def _build_own(spec: ModelSpec, input_shape: tuple[int, ...], classes: int, options: dict[str, Any]) -> nn.Module:
+    """Call a factory that is not ours; whatever it raises is reported with the name that led there."""
     try:
-        module = importlib.import_module(module_name)
+        model = spec.factory(input_shape, classes, **options)
     except Exception as error:
         raise InputError(
-            f"model.name is {name!r}, but importing {module_name!r} failed: {_describe(error)}; "
-            "the module must be installed, or its folder listed in PYTHONPATH"
-        ) from error
-    factory = getattr(module, factory_name, None)
-    if not callable(factory):
-        raise InputError(
-            f"model.name is {name!r}, but {module_name!r} has no function or class {factory_name!r}; "
-            "write a factory(input_shape, classes, **options) that returns a torch.nn.Module"
-        )
-    try:
-        model = factory(input_shape, classes, **options)
-    except Exception as error:
-        raise InputError(
-            f"model.name is {name!r}, but calling it with input_shape={input_shape}, classes={classes}, "
-            f"options={options} failed: {_describe(error)}"
+            f"model.name is {spec.name!r}, but calling it with input_shape={input_shape}, classes={classes}, "
+            f"options={options} failed: {told(error)}"
         ) from error
     if not isinstance(model, nn.Module):
-        raise InputError(f"model.name is {name!r}, which returned a {type(model).__name__}, not a torch.nn.Module")
+        raise InputError(f"model.name is {spec.name!r}, which returned a {type(model).__name__}, not a torch.nn.Module")
     return model
-
-
-def _describe(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"

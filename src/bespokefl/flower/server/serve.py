@@ -8,6 +8,8 @@ from pathlib import Path
 
 from bespokefl import models
 from bespokefl.algorithms import ALGORITHMS, Algorithm
+from bespokefl.core.hyper import refuse_code
+from bespokefl.core.registry import plain
 from bespokefl.errors import InputError
 from bespokefl.experiments import resolve
 from bespokefl.experiments.lock import working_in
@@ -112,8 +114,7 @@ def make_federation(
 
 
 def _plain_hyper(algorithm: Algorithm) -> Document:
-    values = {f.name: getattr(algorithm, f.name) for f in fields(algorithm)}
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+    return {f.name: plain(getattr(algorithm, f.name)) for f in fields(algorithm)}
 
 
 def _plan(experiment: Experiment, choice: AlgorithmChoice, seed: int, census: RemoteCensus, out: Path) -> RunPlan:
@@ -136,6 +137,7 @@ def _check(experiment: Experiment) -> None:
         with experiment.origin.located(choice.key):
             algorithm = resolve.make_algorithm(experiment, choice)
             resolve.refuse_unused(experiment, choice)
+            refuse_code(type(algorithm), vars(algorithm), "silos run no code from a server")
             if choice.name not in ALGORITHMS:
                 raise InputError(
                     f"algorithm.name = {choice.name!r}: silos run registered methods only, never code from a server."

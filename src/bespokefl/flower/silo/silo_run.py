@@ -17,6 +17,7 @@ import torch
 from bespokefl import models
 from bespokefl.algorithms import ALGORITHMS, Algorithm, build_algorithm
 from bespokefl.core import trees
+from bespokefl.core.hyper import refuse_code
 from bespokefl.core.losses import LOSSES
 from bespokefl.core.program import Order, Program, Result, Rows
 from bespokefl.core.task import Task
@@ -211,13 +212,16 @@ def make_algorithm(agreed: Agreement, limits: Limits) -> Algorithm:
     for name, value in agreed.hyper.items():
         if type(value) is int and value > limits.whole_number and name != "batch_size":
             raise Refused(f"algorithm.{str(name)[:60]} = {value}: at most {limits.whole_number} is accepted")
+    refuse_code(ALGORITHMS[agreed.algorithm].cls, agreed.hyper, "code is never taken from a server")
     return build_algorithm(agreed.algorithm, {}, agreed.hyper)
 
 
 def make_task(agreed: Agreement, limits: Limits) -> Task:
     """A registered model of a bounded size; its parameters are made only after they were counted."""
+    name: Any
     name, head, options = (agreed.model.get(key) for key in ("name", "head", "options"))
-    if name not in models.MODELS or not isinstance(options, dict) or not (head is None or isinstance(head, str)):
+    ours = isinstance(name, str) and name in models.MODELS
+    if not ours or not isinstance(options, dict) or not (head is None or isinstance(head, str)):
         raise Refused(f"model {str(name)[:60]!r} is not registered here; code is never taken from a server")
     shape, classes = tuple(agreed.input_shape), max(1, len(agreed.classes))
     with torch.device("meta"):
