@@ -96,7 +96,7 @@ class Killing(LineReporter):
 
 
 def run(folder: Path, engine: str, settings: dict[str, Any], name: str, *, killed: bool = False) -> dict[str, Any]:
-    """What the last checkpoints hold, in float64: the states of server and clients."""
+    """What the last checkpoints hold of server and clients, in float64."""
     experiment = read_experiment(folder / "exp.toml", [*settings.items(), ("engine.name", engine)])
     out, console = folder / f"{name}-{engine}", Console(quiet=True)
     if killed:
@@ -106,7 +106,7 @@ def run(folder: Path, engine: str, settings: dict[str, Any], name: str, *, kille
     assert not outcome.failed
     found = {p.parts[-4]: load_file(p) for p in out.glob("*/seed-0/checkpoint/*-000003.safetensors")}
     assert found.keys() == {"fedavg", "ditto"}
-    return {f"{method} {k}": v for method, tensors in found.items() for k, v in tensors.items()}
+    return {f"{method} {k}": v for method, tensors in found.items() for k, v in tensors.items() if "score/" not in k}
 
 
 def assert_runs(mine: Path, settings: dict[str, Any], plain: dict[str, Any] | None = None) -> None:

@@ -146,7 +146,7 @@ def alike(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> bool:
 
 def others(field: "Field[Any]", hint: Any, value: Any) -> list[Any]:
     """Some other legal values."""
-    if field.metadata["among"] is not None:
+    if field.metadata.get("among") is not None:
         return [name for name in field.metadata["among"] if name != value]
     found: list[Any] = []
     for option in get_args(hint) or (hint,) if get_origin(hint) not in (Literal, tuple) else (hint,):
