@@ -17,7 +17,7 @@ from bespokefl import models
 from bespokefl.cli import app
 from bespokefl.data.new_client import load_new_client
 from bespokefl.errors import InputError
-from bespokefl.experiments.load_run import restored_run
+from bespokefl.experiments.load_run import load_run
 from bespokefl.federation.new_clients import Joining
 from bespokefl.products.adapt import adapt
 
@@ -69,7 +69,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def held_out_file(folder: Path, path: Path, **more: Any) -> Path:
     """The last client's samples as they were before normalisation, its test rows marked."""
     x, y, _ = samples()
-    new = restored_run(folder / "out" / "fedavg").federation.data.held_out
+    new = load_run(folder / "out" / "fedavg").federation.data.held_out
     assert new is not None
     rows = {split: new.splits[split][0] for split in ("train", "test")}
     np.savez(path, **{f"{k}_{s}": v[r] for s, r in rows.items() for k, v in (("x", x), ("y", y))}, **more)
@@ -110,7 +110,7 @@ def test_the_written_model_has_the_accuracy_that_is_told(folder: Path, tmp_path:
     module = models.build("mlp", (5,), 3, hidden=[6])
     module.load_state_dict(load_file(adapted.files[0]))
     x, _, _ = samples()
-    run = restored_run(folder / "out" / "fedavg").federation
+    run = load_run(folder / "out" / "fedavg").federation
     train = np.concatenate(run.data.splits["train"])  # of the clients that trained
     arrays = np.load(data)
     scaled = (arrays["x_test"] - x[train].mean(0, dtype=np.float64)) / x[train].std(0, dtype=np.float64)
@@ -124,7 +124,7 @@ def test_the_written_model_has_the_accuracy_that_is_told(folder: Path, tmp_path:
 
 
 def test_classes_are_matched_by_name(folder: Path, tmp_path: Path) -> None:
-    like = restored_run(folder / "out" / "fedavg").federation.data
+    like = load_run(folder / "out" / "fedavg").federation.data
     x = samples()[0][:6]
     np.savez(tmp_path / "named.npz", x=x, y=np.array([0, 1, 0, 1, 0, 1]), classes=np.array(["eel", "cat"]))
     assert load_new_client(tmp_path / "named.npz", like).y.tolist() == [2, 0, 2, 0, 2, 0]
@@ -133,7 +133,7 @@ def test_classes_are_matched_by_name(folder: Path, tmp_path: Path) -> None:
 
 
 def test_splits(folder: Path, tmp_path: Path) -> None:
-    like = restored_run(folder / "out" / "fedavg").federation.data
+    like = load_run(folder / "out" / "fedavg").federation.data
     x, y, _ = samples()
     np.savez(tmp_path / "all.npz", x=x[:40], y=y[:40])
     plain = load_new_client(tmp_path / "all.npz", like)
@@ -246,7 +246,7 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_folder_of_images_is_read_as_the_run_s_own(pictures: Path, tmp_path: Path) -> None:
     """Grey, resized to 6 x 6, scaled to -1 to 1, whatever is missing of the classes."""
-    like = restored_run(pictures / "out").federation.data
+    like = load_run(pictures / "out").federation.data
     new = load_new_client(pictures / "new", like)
     assert new.input_shape == (1, 6, 6) and new.y.tolist() == [0] * 8 + [1] * 8
     first = Image.open(pictures / "new" / "dark" / "0.png").resize((6, 6), Image.Resampling.BILINEAR)

@@ -15,7 +15,7 @@ from bespokefl import models
 from bespokefl.core import InputError, stream
 from bespokefl.data import FederatedData, load
 from bespokefl.data.held_out import HoldOut
-from bespokefl.experiments.load_run import restored_run
+from bespokefl.experiments.load_run import load_run
 from bespokefl.experiments.one_run import CONFIG_NOTE, DATA_NOTE
 from bespokefl.experiments.reading import parse_experiment, read_experiment
 from bespokefl.experiments.running import run_experiment
@@ -130,7 +130,7 @@ def test_training_is_as_if_they_were_not_in_the_data(finished: Path, tmp_path: P
 def test_every_epoch_is_that_of_plain_sgd(finished: Path) -> None:
     """FedAvg's new clients, by torch's own SGD from the checkpoint's global model."""
     folder = finished / "out" / "fedavg" / "seed-0"
-    federation = restored_run(folder).federation
+    federation = load_run(folder).federation
     new = federation.data.held_out
     assert new is not None and new.client_names == ("4", "5") and federation.data.clients == 4
     found = {(int(row["epoch"]), int(row["client"])): float(row["accuracy"]) for row in table(folder)}

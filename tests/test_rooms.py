@@ -30,6 +30,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "products": {"core", "algorithms", "data", "models", "federation", "results", "experiments"},
     "report": {"results"},
     "reproduce": {"data", "engines", "evaluation", "results", "experiments"},
+    "api": {
+        *("core", "data", "federation", "results", "evaluation", "experiments", "tuning", "products", "report"),
+        "reproduce",
+    },
     "flower": {
         *("core", "algorithms", "data", "models", "engines", "evaluation", "federation", "results", "tracking"),
         *("experiments", "products"),

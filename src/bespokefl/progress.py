@@ -1,12 +1,13 @@
 """What a person sees while runs are going: a progress bar on a terminal, a few plain lines elsewhere."""
 
 import contextlib
+import io
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from bespokefl.plain import printable
@@ -20,6 +21,19 @@ def make_console(*, stderr: bool = False) -> Console:
     """As wide as the terminal; a log is wide enough for tables."""
     console = Console(stderr=stderr)
     return console if console.is_terminal else Console(stderr=stderr, width=NARROWEST_LOG)
+
+
+def quiet_console() -> Console:
+    """Shows nothing."""
+    return Console(quiet=True, force_terminal=False)
+
+
+def as_text(shown: RenderableType) -> str:
+    """What a log would have of it."""
+    console = Console(width=NARROWEST_LOG, file=io.StringIO(), force_jupyter=False)
+    with console.capture() as captured:
+        console.print(shown)
+    return "\n".join(line.rstrip() for line in captured.get().splitlines()).strip("\n")
 
 
 class Reporter(Protocol):

@@ -14,6 +14,7 @@ from tests.report.folders import write_comparison, write_labels, write_run
 from typer.testing import CliRunner
 
 from bespokefl.cli import app
+from bespokefl.report import publish as publishing
 from bespokefl.report.content import gather_content
 from bespokefl.report.gather import Comparison
 from bespokefl.report.page import page
@@ -157,7 +158,7 @@ def test_without_the_packages(out: Path, module: str, monkeypatch: pytest.Monkey
 
 
 def test_run_finishes_without_the_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bespokefl.report.publish.missing_packages", lambda: ["altair"])
+    monkeypatch.setattr(publishing, "missing_packages", lambda: ["altair"])
     sets = ["data.clients=4", "data.max_samples=200", "model.name=linear", "train.rounds=1", "algorithm.name=local"]
     arguments = ["run", "--out", str(tmp_path), "--seed", "0"]
     result = CliRunner().invoke(app, [*arguments, *(part for s in sets for part in ("--set", s))])

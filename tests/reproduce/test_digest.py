@@ -13,6 +13,7 @@ from bespokefl.evaluation.metrics import summarise
 from bespokefl.experiments.reading import read_experiment
 from bespokefl.experiments.running import run_experiment
 from bespokefl.progress import make_reporter
+from bespokefl.reproduce import digest
 from bespokefl.reproduce.digest import Made, digest_runs, figure, measured, read_digest, superseded, write_digest
 from bespokefl.reproduce.measures import check, measure
 from bespokefl.reproduce.views import FIGURES, MODELS, ROUNDS, View, chosen_round
@@ -101,7 +102,7 @@ def test_few_clients_are_named_and_their_facts_kept(folder: Path, monkeypatch: p
     course, whole = lg_mix["facts"]["lambda"], read_facts(folder / "lg-mix/seed-0")["lambda"]
     assert course["rounds"] == whole.rounds.tolist()
     np.testing.assert_allclose(np.array(course["clients"], float), whole.values, atol=1e-5, equal_nan=True)
-    monkeypatch.setattr("bespokefl.reproduce.digest.FEW_CLIENTS", 4)
+    monkeypatch.setattr(digest, "FEW_CLIENTS", 4)
     assert "facts" not in digest_runs(folder, [], MADE)[2]
 
 

@@ -74,9 +74,8 @@ def say_error(text: str) -> None:
 
 def say_failures(outcome: "Outcome", out: Path) -> None:
     """A line for each run that failed or diverged."""
-    for what, folders in (("failed", outcome.failed), ("diverged", outcome.diverged)):
-        for folder in folders:
-            say_error(f"{folder.relative_to(out)} {what}; the reason is in {folder / 'error.txt'}")
+    for text in outcome.troubles(out):
+        say_error(text)
 
 
 def leave(*outcomes: "Outcome") -> None:

@@ -19,7 +19,6 @@ from bespokefl.cli.common import (
     say_failures,
     say_report,
 )
-from bespokefl.errors import InputError
 from bespokefl.progress import make_console
 
 
@@ -49,17 +48,13 @@ def reproduce(
     seed: SeedOption = None,
 ) -> None:
     """Run an experiment that `bespoke list experiments` names, and print ours beside the paper's numbers."""
-    from bespokefl.experiments.listing import experiment_file
-    from bespokefl.reproduce.study import Request, reproduce
+    from bespokefl.reproduce import study
     from bespokefl.reproduce.tables import print_comparison
 
-    if scale not in ("paper", "small"):
-        raise InputError(f"--scale {scale} is not known. Allowed: paper, small.")
     given = given_settings(settings, engine, device, seed)
-    folder = out or Path("runs") / (name if scale == "paper" else f"{name}-{scale}")
-    file = experiment_file(name)
-    request = Request(name, file, folder, given, only or (), scale, data, jobs)  # type: ignore[arg-type]
-    comparison, outcome = reproduce(request, make_console(stderr=True))
+    request = study.request(name, out, given, only=only or (), scale=scale, data=data, jobs=jobs)
+    comparison, outcome = study.reproduce(request, make_console(stderr=True))
+    folder = request.out
     print_comparison(comparison, make_console())
     for setting in comparison.settings:
         if setting.scored and setting.has_runs:

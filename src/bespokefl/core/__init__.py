@@ -5,6 +5,7 @@ Nothing in this room knows data, engines, federations or files; it imports torch
 layers that a task's model is built from. Every other room but ``nn`` may import it.
 """
 
+from bespokefl.core import trees
 from bespokefl.core.acting import never, unless, when
 from bespokefl.core.algorithm import Algorithm, Newcomer, OneModel, Setup, Training, without_momentum, x_of
 from bespokefl.core.averaging import ModelAveraging
@@ -121,6 +122,7 @@ __all__ = [
     "server_step",
     "shuffled",
     "stream",
+    "trees",
     "unfairness",
     "unless",
     "weighted_sum",

@@ -47,6 +47,7 @@ class Setup(NamedTuple):
 
     @property
     def told_sizes(self) -> str:
+        """The numbers of clients asked in a round, in words."""
         if not self.cohort_sizes:
             return "an unknown number of clients"
         *others, last = map(str, self.cohort_sizes)
@@ -127,6 +128,12 @@ class Algorithm:
     )
     amsgrad: bool = hyper(False, "of Adam: divide by the largest second moment so far", when=when(optimizer="adam"))
 
+    def __init_subclass__(cls) -> None:
+        """A method without a docstring of its own is described by that of its file."""
+        super().__init_subclass__()
+        if cls.__doc__ is None and cls.__module__ in sys.modules:
+            cls.__doc__ = sys.modules[cls.__module__].__doc__
+
     def __post_init__(self) -> None:
         own = {f.name: getattr(self, f.name) for f in fields(self)}
         method = getattr(self, "name", type(self).__name__)
@@ -191,6 +198,7 @@ class Algorithm:
 
     @property
     def own_model(self) -> Program:
+        """The program that gives a client the model of its state."""
         return Program(self.own, (), hand_over)
 
     def own(self, task: Task, down: Down, kept: Tree) -> Model:
@@ -279,12 +287,15 @@ class Algorithm:
         shared: Mapping[str, Tree],
         before: tuple[Phase, ...] = (),
     ) -> Newcomer:
+        """A new client's way to a model by this method's own functions; see `Newcomer`."""
         return Newcomer(how, begin, step, self.joined_model, self.fresh_optimiser, shared, before)
 
     def begin_tuning(self, task: Task, down: Down, kept: Tree) -> Training:
+        """The download ``w`` and a fresh optimiser, to be trained on."""
         return Training(down.w, self.opt.init(task.params(down.w)))
 
     def tuning_step(self, task: Task, down: Down, c: Training, batch: Batch) -> Training:
+        """One step of local training on a batch."""
         return self.descend(c, task.grad(c.x, batch))
 
     def joined_model(self, task: Task, down: Down, c: Tree) -> Model:
@@ -320,6 +331,7 @@ class Algorithm:
     # pieces of a client's program --------------------------------------------------------------------
     @property
     def opt(self) -> Optimizer:
+        """The local optimiser with the method's ``lr``."""
         return self.opt_at(self.lr)
 
     def opt_at(self, lr: float) -> Optimizer:
@@ -333,6 +345,7 @@ class Algorithm:
 
     @property
     def epochs(self) -> Batches:
+        """The batches of a round: ``local_epochs`` shuffled passes over the train split."""
         return shuffled(self.local_epochs, self.batch_size, drop_last=self.drop_last)
 
     def epochs_or_steps(self, unit: str) -> Batches:
@@ -390,9 +403,11 @@ class OneModel(Algorithm):
 
 
 def x_of(task: Task, down: Down, c: Tree) -> Model:
+    """The model of a carry that keeps it as ``x``."""
     x: Model = c.x
     return x
 
 
 def without_momentum(task: Task, down: Down, c: Tree) -> Tree:
+    """A carry whose optimiser starts afresh: its buffers ``m`` are zeros."""
     return c._replace(m=zeros(c.m))

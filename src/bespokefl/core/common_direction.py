@@ -128,5 +128,6 @@ def _stay(c: Columns) -> Direction:
 
 
 def weighted_sum(weights: Floats, stacked: Model) -> Model:
+    """The sum of a stacked tree's rows, each by its weight."""
     total: Model = mean(stacked, torch.as_tensor(weights))
     return total

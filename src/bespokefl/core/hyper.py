@@ -35,6 +35,16 @@ def hyper(
     """A field with its meaning (the paper's symbol first), its range (low and high belong to it), and when it acts.
 
     ``among`` is the list that its value names an entry of, as a name or as a table of a name with options.
+
+    >>> from dataclasses import dataclass
+    >>> from bespokefl.algorithms import FedAvg
+    >>> @dataclass(frozen=True)
+    ... class Mine(FedAvg):
+    ...     mu: float = bfl.hyper(0.1, "mu: strength of the pull, eq. (3)", low=0)
+    >>> Mine(mu=-1.0)
+    Traceback (most recent call last):
+    ...
+    bespokefl.errors.InputError: algorithm.mu = -1.0 (fedavg): it must be a number at least 0...
     """
     bounds = {"low": low, "high": high, "above": above, "below": below}
     return dataclasses.field(default=default, metadata={"meaning": meaning, "when": when, "among": among, **bounds})

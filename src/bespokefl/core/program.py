@@ -64,12 +64,16 @@ def ordered(split: str = "train", size: int | None = None, *, shared: bool = Fal
 
 
 class Phase(NamedTuple):
+    """A loop of one client: a step for each of some batches."""
+
     step: Callable[..., Tree]  # (task, down, carry, batch) -> carry
     batches: Batches
     enter: Callable[..., Tree] | None = None  # (task, down, carry) -> carry, before the first batch
 
 
 class Program(NamedTuple):
+    """What one client does in a round, as pure functions: it begins, goes through phases of steps, and finishes."""
+
     begin: Callable[..., Tree]  # (task, down, state) -> carry
     phases: tuple[Phase, ...]
     finish: Callable[..., tuple[dict[str, Tree], Tree]]  # (task, down, carry) -> (upload, state)

@@ -27,6 +27,8 @@ Objective = Callable[[Model, Tensor, Tensor], Tensor]  # (x, outputs, h) -> what
 
 
 class Batch(NamedTuple):
+    """The samples of one step: inputs and targets, which of them are padding, and a key for random draws."""
+
     x: Tensor
     y: Tensor
     weights: Tensor | None  # 1 for a sample, 0 for padding (always behind the samples); None: no padding
@@ -46,6 +48,7 @@ class Batch(NamedTuple):
         return torch.einsum("b,b...->...", self.weights.to(values.dtype), values)
 
     def mean(self, values: Tensor) -> Tensor:
+        """The mean over samples of per-sample values; padding does not count."""
         return values.mean(0) if self.weights is None else self.sum(values) / self.n.clamp(min=1)
 
     def outer(self, a: Tensor, b: Tensor) -> Tensor:
@@ -58,6 +61,8 @@ class Batch(NamedTuple):
 
 
 class Pass(NamedTuple):
+    """What a forward and backward pass over a batch gives: see `Task.grad`."""
+
     loss: Tensor
     grad: Model
     buffers: Model  # new values, to be merged: x | p.buffers
@@ -66,6 +71,8 @@ class Pass(NamedTuple):
 
 
 class HeadSizes(NamedTuple):
+    """How many features go into a model's head, and how many outputs come out."""
+
     features: int  # into the head
     outputs: int  # of it
 
@@ -83,10 +90,13 @@ class Answer(NamedTuple):
 
     @property
     def outputs(self) -> int:
+        """The number of values for one sample."""
         return math.prod(self.shape)
 
 
 class Layer(NamedTuple):
+    """A layer with parameters of its own."""
+
     name: str  # the module's dotted name
     params: tuple[str, ...]  # its own parameters
     kind: Literal["linear", "convolution", "norm", "other"]
@@ -104,6 +114,11 @@ class Task:
             cross-entropy and the Dice loss.
         dtype: of parameters and computation.
         bf16: run forward and backward in bfloat16 autocast (parameters stay in their own type).
+
+    >>> net = torch.nn.Linear(5, 2)
+    >>> task = bfl.Task(net, "cross_entropy", dtype=torch.float64)
+    >>> task.names, task.size  # what is trained, and how many numbers that is
+    (['weight', 'bias'], 12)
     """
 
     def __init__(

@@ -19,7 +19,19 @@ from bespokefl.errors import InputError, unknown_name
 
 @dataclass(frozen=True, eq=False)
 class FederatedData:
-    """Rows are stored once; a client is its row numbers per split. Rows may be shared and need no order."""
+    """The samples of all clients, split into train, validation and test: of `load`, or of your own arrays.
+
+    Rows are stored once; a client is its row numbers per split. Rows may be shared and need no order.
+
+    >>> rng = np.random.default_rng(0)
+    >>> clinics = {
+    ...     "north": (rng.normal(size=(60, 5)), rng.integers(0, 2, size=60)),
+    ...     "south": (rng.normal(size=(40, 5)), rng.integers(0, 2, size=40)),
+    ... }
+    >>> data = bfl.FederatedData.from_arrays(clinics, test=0.25)
+    >>> data.client_names, data.sizes("test").tolist()
+    (('north', 'south'), [15, 10])
+    """
 
     x: torch.Tensor  # (rows, ...), floating, normalised; or int64 tokens
     y: torch.Tensor  # (rows,) int64 labels, (rows, H, W) uint8 masks of labels, or floating regression targets

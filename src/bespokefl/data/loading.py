@@ -36,6 +36,10 @@ def load(
     each client's samples, the partition's own unless given; `max_samples` thins the pooled data first; `held_out` keeps
     clients out, which are in the result's field of that name. Further options belong to the source or the partition:
     `SOURCES[name].options` and `PARTITIONS[name].options` list them.
+
+    >>> data = bfl.load("digits", clients=5, partition="labels", labels_per_client=2, max_samples=300)
+    >>> data.clients, data.input_shape
+    (5, (1, 8, 8))
     """
     source_keys = option_names(lookup("data.source", source, SOURCES).options)
     partition_keys = option_names(lookup("data.partition", partition, PARTITIONS).options)

@@ -11,7 +11,13 @@ from bespokefl.errors import unknown_name
 Entry = dict[str, Any]  # name, description, and what else a kind has; JSON-able
 
 
-def algorithms() -> list[Entry]:
+def list_algorithms() -> list[Entry]:
+    """The methods: name, description, paper, their own options and those of local training, each with its meaning.
+
+    >>> ditto = next(entry for entry in bfl.list_algorithms() if entry["name"] == "ditto")
+    >>> ditto["options"]["lam"]["default"]
+    1.0
+    """
     from bespokefl.algorithms import ALGORITHMS, Algorithm
 
     shared = {field.name for field in dataclasses.fields(Algorithm)}
@@ -25,7 +31,12 @@ def algorithms() -> list[Entry]:
     return entries
 
 
-def datasets() -> list[Entry]:
+def list_datasets() -> list[Entry]:
+    """The sources of data: name, description, the files that they need, and options with their defaults.
+
+    >>> [entry["name"] for entry in bfl.list_datasets() if not entry["files"]]  # made or embedded
+    ['digits', 'synth-digits', 'blobs']
+    """
     from bespokefl.data import SOURCES
 
     return [
@@ -39,7 +50,13 @@ def datasets() -> list[Entry]:
     ]
 
 
-def models() -> list[Entry]:
+def list_models() -> list[Entry]:
+    """The networks: name, description, and options with their defaults.
+
+    >>> mlp = next(entry for entry in bfl.list_models() if entry["name"] == "mlp")
+    >>> mlp["options"]["hidden"]
+    (200, 200)
+    """
     from bespokefl.models import MODELS
 
     return [{"name": m.name, "description": m.description, "options": dict(m.options)} for m in MODELS.values()]
@@ -67,9 +84,9 @@ def experiments() -> list[Entry]:
 
 
 KINDS: dict[str, Callable[[], list[Entry]]] = {
-    "algorithms": algorithms,
-    "datasets": datasets,
-    "models": models,
+    "algorithms": list_algorithms,
+    "datasets": list_datasets,
+    "models": list_models,
     "partitions": partitions,
     "engines": engines,
     "experiments": experiments,

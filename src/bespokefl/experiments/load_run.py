@@ -14,6 +14,8 @@ from bespokefl.results import files
 
 @dataclass(frozen=True)
 class RestoredRun:
+    """A run of an experiment, brought back from its folder."""
+
     folder: Path
     experiment: Experiment
     choice: AlgorithmChoice
@@ -21,9 +23,16 @@ class RestoredRun:
     federation: Federation
 
 
-def restored_run(folder: Path, device: str | None = None) -> RestoredRun:
-    """``folder`` is a run's, or one that holds exactly one run; ``device`` replaces that of the run."""
-    run = single_run(folder)
+def load_run(folder: Path | str, device: str | None = None) -> RestoredRun:
+    """A run as its newest checkpoint has it: its experiment, and its federation with all models and states.
+
+    ``folder`` is a run's, or one that holds exactly one run; ``device`` replaces that of the run.
+
+    >>> run = bfl.load_run("runs/small/ditto/seed-0")
+    >>> run.federation.rounds_done
+    2
+    """
+    run = single_run(Path(folder))
     experiment = read_experiment(run / files.CONFIG, [] if device is None else [("engine.device", device)])
     (choice,), (seed,) = experiment.algorithms, experiment.seeds
     stored = checkpoint.load_newest(run / files.CHECKPOINT)

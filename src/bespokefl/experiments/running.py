@@ -47,6 +47,15 @@ class Outcome:
         by_ending = {Ending.FINISHED: self.finished, Ending.FAILED: self.failed, Ending.DIVERGED: self.diverged}
         by_ending[ending].append(folder)
 
+    def troubles(self, out: Path) -> list[str]:
+        """A line for each run that failed or diverged."""
+        ended = (("failed", self.failed), ("diverged", self.diverged))
+        return [
+            f"{folder.relative_to(out)} {how}; the reason is in {folder / files.ERROR}"
+            for how, folders in ended
+            for folder in folders
+        ]
+
     def join(self, other: "Outcome") -> None:
         self.finished += other.finished
         self.failed += other.failed

@@ -52,6 +52,14 @@ class Federation(RoundLoop):
         attack: what malicious clients do; they take part like all others and are not scored.
         privacy: clip, noise and delta of client-level differential privacy (`bespokefl.federation.privacy`).
         keep_sent: keep what every client sent last, so that ``evaluate(model="before_agg")`` can score it.
+
+    >>> from bespokefl.algorithms import Ditto
+    >>> data = bfl.load("digits", clients=4, max_samples=200)
+    >>> model = bfl.build_model("linear", data.input_shape, len(data.classes))
+    >>> federation = bfl.Federation(model, data, Ditto(lam=1.0, lr=0.1, local_epochs=1), participation=0.5)
+    >>> history = federation.run(rounds=2)
+    >>> history.accuracy.shape  # test accuracy of each client's own model in each round
+    (2, 4)
     """
 
     data: FederatedData
@@ -109,6 +117,7 @@ class Federation(RoundLoop):
     # models and scores -------------------------------------------------------------------------------
     @property
     def engine_name(self) -> str:
+        """What runs the clients' programs."""
         return self.engine.name
 
     def personal_models(self, clients: Sequence[int] | None = None) -> Model:
@@ -166,6 +175,7 @@ class Federation(RoundLoop):
 
     @property
     def scorable(self) -> tuple[str, ...]:
+        """The kinds of models that ``evaluate`` can score."""
         return (*super().scorable, "before_agg") if self.clients.sent else super().scorable
 
     def _call(self, model: str, cohort: Cohort) -> Call:

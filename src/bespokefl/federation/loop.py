@@ -18,6 +18,7 @@ from bespokefl.core.task import Answer, Task
 from bespokefl.core.trees import Model, Tree
 from bespokefl.data.dataset import IntArray
 from bespokefl.errors import EndedEarly, InputError
+from bespokefl.evaluation.history import Shown, percent
 from bespokefl.evaluation.metrics import summarise
 from bespokefl.evaluation.scoring import Evaluation
 from bespokefl.federation.attacks import Attack, Attacker
@@ -84,12 +85,25 @@ class RoundRecord:
         return self.samples_computed / max(1, self.samples_useful)
 
 
-@dataclass
-class History:
-    """The rounds of a run and the evaluations in between."""
+@dataclass(repr=False)
+class History(Shown):
+    """The rounds of a federation's run and the evaluations in between.
+
+    A notebook shows it as a table; `rows`, `table` and `frame` give its numbers, `plot` a chart.
+
+    >>> from bespokefl.algorithms import FedAvg
+    >>> data = bfl.load("digits", clients=3, max_samples=150)
+    >>> model = bfl.build_model("linear", data.input_shape, len(data.classes))
+    >>> history = bfl.Federation(model, data, FedAvg(local_epochs=1)).run(rounds=2)
+    >>> history.accuracy.shape  # evaluated rounds by clients
+    (2, 3)
+    >>> [row["round"] for row in history.table()]
+    [1, 2]
+    """
 
     rounds: list[RoundRecord] = field(default_factory=list)
     evaluations: dict[int, Evaluation] = field(default_factory=dict)  # by 1-based round
+    method: str = ""  # the algorithm's name
 
     @property
     def accuracy(self) -> NDArray[np.float64]:
@@ -117,6 +131,41 @@ class History:
             for r, e in self.evaluations.items()
             for place, client in enumerate(e.clients)
         ]
+
+    def table(self) -> list[dict[str, Any]]:
+        """One row per evaluated round: mean, std, worst and top 5 % of the clients, as in `summary`, and their loss."""
+        return [{"round": r, "metric": e.main_metric, **_figures(e)} for r, e in self.evaluations.items()]
+
+    def _course(self) -> list[dict[str, Any]]:
+        return [{"method": self.method, **row} for row in self.table()]
+
+    def _cells(self) -> tuple[list[str], list[list[str]], str]:
+        rows = self.table()
+        every = -(-len(rows) // MOST_LINES)
+        shown = [row for place, row in enumerate(reversed(rows)) if place % max(1, every) == 0][::-1]
+        metric = rows[0]["metric"] if rows else "accuracy"
+        headings = ["round", f"mean {metric} %", "worst 5 %", "top 5 %", "std", "mean loss"]
+        cells = [
+            [
+                str(row["round"]),
+                *(percent(row[key]) for key in ("mean", "worst5", "top5", "std")),
+                "-" if row["loss"] is None else f"{row['loss']:.4f}",
+            ]
+            for row in shown
+        ]
+        told = f"{self.method}, {len(self.rounds)} rounds, {len(rows)} of them evaluated"
+        return headings, cells, told if every <= 1 else f"{told}; every {every}. is shown"
+
+
+MOST_LINES = 20  # of a history that is shown
+
+
+def _figures(e: Evaluation) -> dict[str, float | None]:
+    """Those of one evaluation; None where no client has the metric."""
+    scored, losses = not np.isnan(e.main).all(), not np.isnan(e.loss).all()
+    found = summarise(e.main) if scored else dict.fromkeys(("mean", "std", "worst5", "top5"))
+    figures: dict[str, float | None] = {key: found[key] for key in ("mean", "std", "worst5", "top5")}
+    return figures | {"loss": float(np.nanmean(e.loss)) if losses else None}
 
 
 class _Kept(Callback):
@@ -284,6 +333,7 @@ class RoundLoop(ABC):
         kept, first = _Kept(lambda record: after_round(self, record) if after_round else None), self.rounds_done
         evaluated = lambda r: bool(evaluate_every) and (r - first) % evaluate_every == 0  # noqa: E731
         self.go(first + rounds, [kept, *callbacks], evaluated)
+        kept.history.method = self.algorithm.name
         return kept.history
 
     def go(self, until: int, callbacks: Sequence[Callback], evaluated: Callable[[int], bool]) -> Rounds:

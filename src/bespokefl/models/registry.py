@@ -77,7 +77,16 @@ MODELS: Registry[ModelSpec] = Registry(
 
 
 def build(name: str, input_shape: tuple[int, ...], classes: int, **options: Any) -> nn.Module:
-    """A new model for inputs of ``input_shape`` (without the batch axis); the caller seeds torch beforehand."""
+    """A new model for inputs of ``input_shape`` (without the batch axis); the caller seeds torch beforehand.
+
+    ``name`` is one of `bespokefl.list_models`, or ``package.module:function`` for your own.
+
+    >>> torch.manual_seed(0)  # doctest: +ELLIPSIS
+    <torch._C.Generator object at ...>
+    >>> model = bfl.build_model("mlp", (1, 8, 8), 10, hidden=[50])
+    >>> model(torch.zeros(2, 1, 8, 8)).shape
+    torch.Size([2, 10])
+    """
     shape = tuple(input_shape)
     if not shape or any(side < 1 for side in shape):
         raise InputError(f"input_shape is {shape}; it must hold at least one size, all of them positive")

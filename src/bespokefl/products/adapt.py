@@ -14,7 +14,7 @@ from bespokefl.core.trees import Model
 from bespokefl.data import FederatedData
 from bespokefl.data.new_client import load_new_client, out_of_range
 from bespokefl.errors import InputError, RunError
-from bespokefl.experiments.load_run import RestoredRun, restored_run
+from bespokefl.experiments.load_run import RestoredRun, load_run
 from bespokefl.federation.new_clients import Joined, Joining, OnEpoch, join
 from bespokefl.products.export import ROWS, Answers, check_tensors, need_onnx, write_onnx
 from bespokefl.results.files import write_json
@@ -56,7 +56,7 @@ def adapt(
     if onnx:
         need_onnx()
     joining = joining or Joining()
-    run = restored_run(Path(folder), device)
+    run = load_run(Path(folder), device)
     new = load_new_client(Path(data), run.federation.data, test, run.seed)
     target = _target(out, run)
     joined = join(run.federation, new, joining, on_epoch=on_epoch)

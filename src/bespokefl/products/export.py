@@ -23,7 +23,7 @@ from bespokefl.core.trees import Model
 from bespokefl.errors import InputError, RunError
 from bespokefl.experiments import resolve
 from bespokefl.experiments.callbacks.results import model_note
-from bespokefl.experiments.load_run import RestoredRun, restored_run
+from bespokefl.experiments.load_run import RestoredRun, load_run
 from bespokefl.results.model_file import write_model
 
 ROWS = 64  # test samples that a file is checked on
@@ -43,7 +43,7 @@ def export_model(folder: Path, client: int, path: Path | None = None, *, onnx: b
     """
     if onnx:
         need_onnx()
-    run = restored_run(folder)
+    run = load_run(folder)
     data = run.federation.data
     if not 0 <= client < data.clients:
         raise InputError(f"--client {client}: this run has the clients 0 to {data.clients - 1}.")

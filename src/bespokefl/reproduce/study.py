@@ -6,12 +6,14 @@ import os
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import cast, get_args
 
 from rich.console import Console
 
 from bespokefl.data import SOURCES
 from bespokefl.data.sources.base import FilesMissing
 from bespokefl.errors import InputError
+from bespokefl.experiments.listing import experiment_file
 from bespokefl.experiments.lock import working_in
 from bespokefl.experiments.one_run import RunPlan
 from bespokefl.experiments.overrides import Setting
@@ -44,6 +46,26 @@ class Request:
     scale: Scale = "paper"
     data: Path | None = None  # the folder that holds all data sets
     jobs: int | None = None  # runs at a time; None: as many as the machine has GPUs or cores
+
+
+def request(
+    name: str,
+    out: Path | str | None = None,
+    settings: Sequence[Setting] = (),
+    *,
+    only: Sequence[str] = (),
+    scale: str = "paper",
+    data: Path | str | None = None,
+    jobs: int | None = None,
+) -> Request:
+    """The request for an experiment of `bespoke list experiments`; its runs go to runs/NAME unless ``out`` is given."""
+    if scale not in get_args(Scale):
+        raise InputError(f"--scale {scale} is not known. Allowed: {', '.join(get_args(Scale))}.")
+    if jobs is not None and jobs < 1:
+        raise InputError(f"--jobs {jobs}: it is a whole number of at least 1, or absent.")
+    folder = Path("runs") / (name if scale == "paper" else f"{name}-{scale}") if out is None else Path(out)
+    root = None if data is None else Path(data)
+    return Request(name, experiment_file(name), folder, settings, only, cast(Scale, scale), root, jobs)
 
 
 @dataclass

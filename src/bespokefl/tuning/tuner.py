@@ -7,8 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from rich.console import Console
-
 from bespokefl.data import FederatedData
 from bespokefl.engines import Engine
 from bespokefl.engines.peak import PeakMemory
@@ -22,7 +20,7 @@ from bespokefl.experiments.running import make_folder, make_plan, side_by_side
 from bespokefl.experiments.schema import AlgorithmChoice, Experiment
 from bespokefl.experiments.selection import Rule, choose_rule
 from bespokefl.interrupts import Interrupted, StopRequest, stop_on_signals
-from bespokefl.progress import LineReporter, Reporter, SideBySide
+from bespokefl.progress import LineReporter, Reporter, SideBySide, quiet_console
 from bespokefl.results import files
 from bespokefl.results.tomlfile import dumps
 from bespokefl.tuning.space import Space, chosen, read_spaces
@@ -83,7 +81,7 @@ class Tuning:
 
 def tune(experiment: Experiment, out: Path, *, resume: bool = False, reporter: Reporter | None = None) -> Tuning:
     """Tune every method as [tune] says; a trial that fails is recorded, and the others go on."""
-    tuner = _Tuner(experiment, out, resume, reporter or LineReporter(Console(quiet=True)))
+    tuner = _Tuner(experiment, out, resume, reporter or LineReporter(quiet_console()))
     methods = tuner.run()
     best = {method.label: method.best for method in methods}
     choices = [(choice, best[choice.label]) for choice in experiment.algorithms]
