@@ -124,18 +124,18 @@ def run_experiment(
 
     >>> history = bfl.run_experiment(
     ...     {
-    ...         "algorithms": ["local", "fedavg"],
+    ...         "algorithms": ["fedavg"],
     ...         "data": {"clients": 3, "max_samples": 150},
     ...         "model": {"name": "linear"},
     ...         "train": {"rounds": 2, "local_epochs": 1},
     ...     }
     ... )
-    >>> sorted(history.methods)
-    ['fedavg', 'local']
+    >>> history.methods
+    ['fedavg']
     >>> history.table()[0].keys() >= {"method", "seed", "mean", "worst5"}
     True
-    >>> len(history.rows())  # methods, rounds and clients
-    12
+    >>> len(history.rows())  # rounds and clients
+    6
     """
     read_in = read(experiment, settings)
     folder = Path(tempfile.mkdtemp(prefix="bespokefl-")) if out is None else Path(out)
