@@ -160,7 +160,7 @@ def test_where_nothing_helps_the_trained_model_stays_or_the_one_before_comes_bac
     assert (trained.server.P < 0).all() and (previous.server.P < 0).all()  # before clipping
     for k, v in trained.personal_models().items():
         assert torch.equal(v, local.personal_models()[k])
-    kept = previous.site.states.gather(np.array([0]))
+    kept = previous.clients.states.gather(np.array([0]))
     for k, v in task.initial.items():
         assert torch.equal(kept.start[k][0], v) and not torch.equal(kept.x[k][0], v)
 

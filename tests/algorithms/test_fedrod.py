@@ -134,7 +134,7 @@ def test_bytes_and_state() -> None:
     hyper = small.federate(FedRoD(**LOCAL, head="hyper", width=5))
     record = hyper.round()
     assert record.bytes_down == record.bytes_up == 2 * 4 * (N + nu)
-    assert linear.site.states.clients == [0, 1] and hyper.site.states.clients == []
+    assert linear.clients.states.clients == [0, 1] and hyper.clients.states.clients == []
 
 
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])

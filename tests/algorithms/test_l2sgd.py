@@ -107,7 +107,7 @@ def test_a_silent_client_is_as_if_never_asked_between_exchanges(engine: type) ->
     asked, never = small.federate(algorithm, engine()), small.federate(algorithm, engine())
     asked.round([0, 1], silent=[1])
     never.round([0])
-    assert asked.site.states.clients == never.site.states.clients == [0]
+    assert asked.clients.states.clients == never.clients.states.clients == [0]
     for k, v in never.server["x_bar"].items():
         assert torch.equal(asked.server["x_bar"][k], v)
         assert torch.equal(asked.personal_models()[k], never.personal_models()[k])

@@ -157,9 +157,9 @@ def test_history(engine: Any, history: Any) -> None:
     code.round()
     other.round()
     same(code.personal_models(), other.personal_models())
-    start, r0 = pair(other.personal_models()), other.site.states.rows().r.clone()
+    start, r0 = pair(other.personal_models()), other.clients.states.rows().r.clone()
     other.round()
-    r1 = other.site.states.rows().r
+    r1 = other.clients.states.rows().r
     near(r1, [0.528175858965, 0.463841672335])
     lam = (r1 if history == "none" else r0)[:, None]
     dw = torch.tensor([[0.024072463531, 0.052606063451], [-0.037395557487, -0.111836161677]], dtype=torch.float64)
@@ -295,8 +295,8 @@ def test_features_mode(engine: Any) -> None:
     )
     code.round()
     both.round()
-    assert (both.site.states.rows().r == 0.5).all()
-    assert ((code.site.states.rows().r - 0.5).abs() > 1e-3).all()
+    assert (both.clients.states.rows().r == 0.5).all()
+    assert ((code.clients.states.rows().r - 0.5).abs() > 1e-3).all()
 
 
 # traces ----------------------------------------------------------------------------------------------

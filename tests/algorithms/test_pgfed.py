@@ -142,7 +142,7 @@ def test_pgfedmo_by_hand(engine: Any) -> None:
         plain.round()
     same(mo.personal_models(), plain.personal_models())  # the first auxiliary gradient is taken as it is
     mo.round()
-    near(mo.site.states.rows().s["x"], [[0.121141651756, 0.017573178121], [0.128062604532, 0.017552042803]])
+    near(mo.clients.states.rows().s["x"], [[0.121141651756, 0.017573178121], [0.128062604532, 0.017552042803]])
     near(mo.personal_models()["x"], [[1.299676961166, 0.394504027938], [0.871916731184, 0.879962661867]])
     near(mo.server.w["x"], [1.192736903671, 0.51586868642])
     near(mo.server.A, [[0.297028899732, 0.046913098257], [0.393842150891, 0.143726349416]])

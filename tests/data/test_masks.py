@@ -29,7 +29,7 @@ def test_own_arrays_with_masks() -> None:
     np.testing.assert_array_equal(data.y[rows].numpy(), np.concatenate([y, y])[rows])
     with pytest.raises(InputError, match="counts needs class labels, but these data have masks"):
         data.counts("train")
-    resident = Resident(data, torch.device("cpu"), torch.float32)
+    resident = Resident(data.x, data.y, torch.device("cpu"), torch.float32)
     assert resident.gather(torch.as_tensor(rows))[1].dtype == torch.int64  # as labels are
 
 
