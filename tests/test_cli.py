@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 import bespokefl
 from bespokefl.algorithms import ALGORITHMS
 from bespokefl.cli import app
+from bespokefl.core import OPTIMIZERS
 from bespokefl.data import PARTITIONS, SOURCES
 from bespokefl.engines import ENGINES
 from bespokefl.models import MODELS
@@ -179,7 +180,7 @@ def test_exit_code_2(arguments: list[str], parts: list[str]) -> None:
     [
         ("run", "without one, a demonstration"),
         ("reproduce", "`bespoke list experiments`"),
-        ("list", "algorithms, datasets, models, partitions, engines or experiments"),
+        ("list", "algorithms, optimizers, datasets, models, partitions, engines or experiments"),
     ],
 )
 def test_help_says_what_to_name(command: str, part: str) -> None:
@@ -194,6 +195,7 @@ def test_help_says_what_to_name(command: str, part: str) -> None:
         ("models", MODELS),
         ("partitions", PARTITIONS),
         ("engines", ENGINES),
+        ("optimizers", OPTIMIZERS),
     ],
 )
 def test_list(kind: str, names: dict[str, object]) -> None:

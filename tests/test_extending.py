@@ -1,5 +1,6 @@
 """What people add from outside the package, in the fewest lines: it runs on both engines from a file, over a kill."""
 
+import json
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,9 +10,11 @@ import pytest
 import torch
 from rich.console import Console
 from safetensors.torch import load_file
+from typer.testing import CliRunner
 
 from bespokefl.algorithms import build_algorithm
 from bespokefl.algorithms.fedavg import FedAvg
+from bespokefl.cli import app
 from bespokefl.core import OPTIMIZERS, SGD, InputError, Registry
 from bespokefl.core.hyper import refuse_code
 from bespokefl.experiments.overrides import overlaid
@@ -234,3 +237,12 @@ def test_installed_packages_add_names(mine: Path) -> None:
         known.find("lost")
     with pytest.raises(InputError, match=r"x = 'lions' is not known.*Did you mean lion"):
         known.find("lions")
+
+
+def test_optimisers_are_listed_with_their_options() -> None:
+    result = CliRunner().invoke(app, ["list", "optimizers", "--json"])
+    found = {entry["name"]: entry["options"] for entry in json.loads(result.output)}
+    assert {*OPTIMIZERS} <= found.keys()
+    assert found["sgd"] == {"momentum": 0.0, "weight_decay": 0.0, "nesterov": False}
+    assert found["adamw"]["weight_decay"] == 0.01
+    assert "torch's AdamW" in CliRunner().invoke(app, ["list", "optimizers", "adamw"]).output

@@ -14,12 +14,15 @@ from bespokefl.progress import make_console
 @guarded
 def list_(
     kind: Annotated[
-        str, typer.Argument(metavar="KIND", help="algorithms, datasets, models, partitions, engines, experiments")
+        str,
+        typer.Argument(
+            metavar="KIND", help="algorithms, optimizers, datasets, models, partitions, engines, experiments"
+        ),
     ],
     name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="One of them, with all it can be told.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
 ) -> None:
-    """List what there is of a kind: algorithms, datasets, models, partitions, engines or experiments."""
+    """List what there is of a kind: algorithms, optimizers, datasets, models, partitions, engines or experiments."""
     from bespokefl.experiments.listing import listing
 
     entries = listing(kind, name)

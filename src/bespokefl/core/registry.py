@@ -124,7 +124,11 @@ class Registry(Mapping[str, T], Generic[T]):
 
     def options(self, name: str) -> dict[str, Option]:
         """What may stand in a table beside the name."""
-        return {k: v for k, v in self._options(self.find(name)).items() if k not in self.beside.get(name, ())}
+        return {k: v for k, v in self.every_option(name).items() if k not in self.beside.get(name, ())}
+
+    def every_option(self, name: str) -> dict[str, Option]:
+        """The same, and what stands beside that table."""
+        return dict(self._options(self.find(name)))
 
     def why_no_option(self, name: str, option: str) -> str:
         return f": it stands beside {self.key.rpartition('.')[2]}" if option in self.beside.get(name, ()) else ""

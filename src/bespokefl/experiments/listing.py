@@ -22,13 +22,26 @@ def list_algorithms() -> list[Entry]:
 
     shared = {field.name for field in dataclasses.fields(Algorithm)}
     entries = []
-    for spec in ALGORITHMS.values():
+    for spec in ALGORITHMS.every().values():
         hyper = {parameter.name: parameter._asdict() for parameter in spec.hyperparameters}
         own = {name: parameter for name, parameter in hyper.items() if name not in shared}
         training = {name: parameter for name, parameter in hyper.items() if name in shared}
         about = {"name": spec.name, "description": spec.summary, "paper": spec.paper}
         entries.append(about | {"options": own, "training": training})
     return entries
+
+
+def optimizers() -> list[Entry]:
+    from bespokefl.core.optimizers import OPTIMIZERS
+
+    def defaults(name: str) -> dict[str, Any]:
+        options = OPTIMIZERS.every_option(name)
+        return {key: "needed" if option.needed else option.default for key, option in options.items()}
+
+    return [
+        {"name": name, "description": (cls.__doc__ or "").partition("\n")[0], "options": defaults(name)}
+        for name, cls in OPTIMIZERS.every().items()
+    ]
 
 
 def list_datasets() -> list[Entry]:
@@ -59,7 +72,7 @@ def list_models() -> list[Entry]:
     """
     from bespokefl.models import MODELS
 
-    return [{"name": m.name, "description": m.description, "options": dict(m.options)} for m in MODELS.values()]
+    return [{"name": m.name, "description": m.description, "options": dict(m.options)} for m in MODELS.every().values()]
 
 
 def partitions() -> list[Entry]:
@@ -85,6 +98,7 @@ def experiments() -> list[Entry]:
 
 KINDS: dict[str, Callable[[], list[Entry]]] = {
     "algorithms": list_algorithms,
+    "optimizers": optimizers,
     "datasets": list_datasets,
     "models": list_models,
     "partitions": partitions,
