@@ -131,6 +131,7 @@ class Registry(Mapping[str, T], Generic[T]):
         return dict(self._options(self.find(name)))
 
     def why_no_option(self, name: str, option: str) -> str:
+        """What stands behind the refusal of an option that is not the entry's; empty if there is nothing to say."""
         return f": it stands beside {self.key.rpartition('.')[2]}" if option in self.beside.get(name, ()) else ""
 
     def every(self) -> dict[str, T]:
