@@ -44,6 +44,10 @@ class Scaffold(Algorithm):
 
     eta_g: float = hyper(1.0, "eta_g: step size of the server, line 16", above=0)
 
+    @property
+    def only_sgd(self) -> str:
+        return "c_i assumes plain SGD (line 12, II)"
+
     def check(self, task: Task, setup: Setup) -> None:
         if self.momentum:
             raise InputError(f"algorithm.momentum = {self.momentum}: c_i assumes plain SGD (line 12, II); set it to 0")
