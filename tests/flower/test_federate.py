@@ -130,7 +130,7 @@ def test_a_superlink_that_dies_ends_the_run_with_a_line(tmp_path: Path) -> None:
     path = written(tmp_path, ["fedavg"], rounds=1000)
     with running(tmp_path, "federate", path, "--nodes", "2", "--out", tmp_path / "out") as command:
         command.until_said("round 1 ")
-        (superlink,) = [pid for pid, line in processes(tmp_path / "out").items() if "flower.superlink" in line]
+        (superlink,) = [pid for pid, line in processes(tmp_path / "out").items() if "transport.superlink" in line]
         os.kill(superlink, signal.SIGKILL)
         assert command.finished(60) == 1
         assert "a process of the federation ended (signal 9); its log is" in command.text
