@@ -227,7 +227,7 @@ def test_silos_compute_what_one_process_does(tmp_path: Path, monkeypatch: pytest
     def viewing(input_shape: tuple[int, ...], classes: int, hidden: object = None) -> nn.Module:
         return AfterNorm(input_shape, classes)
 
-    monkeypatch.setitem(MODELS, "viewing", ModelSpec("viewing", "flattens by view", viewing, 8))
+    monkeypatch.setitem(MODELS._ours, "viewing", ModelSpec("viewing", "flattens by view", viewing, 8))
     it = experiment("fedavg", model={"name": "viewing"})
     here, there = simulated(it), remote(it, Memory(shards(tmp_path, it, [[0, 3], [4], [1, 2]])), tmp_path)
     for _ in range(2):

@@ -244,7 +244,7 @@ def test_silos_of_a_model_with_one_output(tmp_path: Path, monkeypatch: pytest.Mo
     def factory(input_shape: tuple[int, ...], classes: int, hidden: Any = ()) -> nn.Module:
         return one_logit(input_shape, classes)
 
-    monkeypatch.setitem(models.MODELS, "one-logit", models.registry.ModelSpec("one-logit", "one output", factory))
+    monkeypatch.setitem(models.MODELS._ours, "one-logit", models.registry.ModelSpec("one-logit", "one output", factory))
     it = experiment("ditto", clients=3, data={"parity": True}, model={"name": "one-logit"})
     here = simulated(it)
     there = remote(it, Memory(shards(tmp_path, it, [[0], [1, 2]])), tmp_path)

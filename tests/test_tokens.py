@@ -142,7 +142,9 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> None:
     def factory(input_shape: tuple[int, ...], classes: int, hidden: Any = ()) -> nn.Module:
         return words(input_shape, classes)
 
-    monkeypatch.setitem(models.MODELS, "words", models.registry.ModelSpec("words", "the mean of embeddings", factory))
+    monkeypatch.setitem(
+        models.MODELS._ours, "words", models.registry.ModelSpec("words", "the mean of embeddings", factory)
+    )
 
 
 @pytest.mark.usefixtures("registered")
